@@ -1,0 +1,49 @@
+"""Dataset: an immutable Parquet file with the manifest that says where every row came from.
+
+`datasets/<policy>/<dataset_id>/rows.parquet`, one row a (turn, feedback revision), columns as in
+`ingest.datasets`; `candidate.json` before the gate, `manifest.json` after it passed.
+"""
+
+import msgspec
+
+from ingest.contracts.files import FileEntry
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """Mean reward and effective number of rewards of a segment, from turns before the dataset's cut."""
+
+    mean: float
+    count: float
+
+
+class GateCheck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One expectation of the gate: whether it held, what was seen, and the offending rows (turn ids)."""
+
+    name: str
+    passed: bool
+    observed: str
+    rows: tuple[str, ...] = ()
+
+
+class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a dataset and why. `pairs` are (turn_id, sample, feedback revision)."""
+
+    schema: int = 1
+    dataset_id: str
+    policy: str
+    created_at: float
+    cut_at: float
+    """Rewards and baselines know nothing received after this time."""
+    lake_versions: dict[str, int]
+    log_ranges: dict[str, tuple[int, int]]
+    """Spool id → first and last sequence of its turns in this dataset."""
+    pairs: tuple[tuple[str, int, int], ...]
+    counts: dict[str, int]
+    """Turns of the policy by state, at the cut."""
+    reward_specification: dict
+    reward_digest: str
+    baselines: dict[str, Baseline]
+    gate: tuple[GateCheck, ...] = ()
+    rows: FileEntry
+    statistics: dict[str, float]
+    """reward_mean, accept_rate, response_rate, tokens, mean_output_tokens, …"""

@@ -1,0 +1,57 @@
+"""Feedback: what somebody said, or did, about a turn or a session."""
+
+from enum import StrEnum
+
+import msgspec
+
+from ingest.contracts.errors import ContractError
+
+
+class Kind(StrEnum):
+    """What the signal is. Which number it becomes is the reward specification's business."""
+
+    ACCEPT = "accept"
+    REJECT = "reject"
+    SCORE = "score"
+    """`value` in [-1, 1]."""
+    EDIT = "edit"
+    """`text` is what the user kept of the answer."""
+    COMMENT = "comment"
+    """`text` only; carries no reward."""
+    OUTCOME = "outcome"
+    """`value` in [-1, 1]: how the task ended, often much later, mostly for a session."""
+    ABSTAIN = "abstain"
+    """The model chose not to act, and the application showed nothing."""
+
+
+class Feedback(msgspec.Struct, frozen=True, kw_only=True, tag="feedback", omit_defaults=True):
+    """One signal, append-only and idempotent by `(key_id, feedback_id)`.
+
+    It may come before its turn; a later one of the same kind, source and target revises an earlier one.
+    Whether `key_id` may speak for the target is decided in the join. Times are Unix seconds.
+    """
+
+    schema: int = 1
+    feedback_id: str
+    target: str
+    """`turn` or `session`."""
+    target_id: str
+    sample: int = 0
+    kind: Kind
+    value: float | None = None
+    text: str | None = None
+    source: str = "user"
+    """`user`, `application`, `simulator`, or `implicit:<rule>`."""
+    key_id: str
+    subject: str = ""
+    occurred_at: float
+    received_at: float
+
+    def check(self) -> None:
+        """Raises `ContractError` with what is missing or out of range."""
+        if self.target not in ("turn", "session"):
+            raise ContractError(f'target must be "turn" or "session", not "{self.target}"')
+        if self.kind in (Kind.SCORE, Kind.OUTCOME) and (self.value is None or not -1 <= self.value <= 1):
+            raise ContractError(f"{self.kind} needs a value between -1 and 1")
+        if self.kind in (Kind.EDIT, Kind.COMMENT) and self.text is None:
+            raise ContractError(f"{self.kind} needs a text")
