@@ -1,0 +1,39 @@
+"""The spool: where an event is durable before anybody is told that it happened.
+
+Each process that writes has a folder of its own, `<root>/<spool id>/`, new at each start:
+
+    lock                     held (flock) for the process's life; free means dead
+    active-<ordinal>.db      the segment being written (SQLite, WAL), and a spare that waits its turn
+    <first>-<last>.db        sealed segments, immutable; deletion is unlink
+    watermark                Unix seconds: what was appended up to then is in sealed segments
+    closed                   nothing will ever be added: closed in order, or adopted after a crash
+    *.damaged                segments that SQLite cannot read, set aside for a person
+
+- `segment`: one SQLite file: create, write, seal, read
+- `folder`: the layout above, seen from outside: list, adopt, watermarks
+- `writer`: `Spool`, group commit and sealing
+
+Invariants: a sequence is acknowledged only after fsync; sequences rise and are never used twice; sealed segments
+appear in the order of their sequences and never change. Only the lock's holder touches an active segment.
+"""
+
+from ingest.spool.errors import CommitTimeout, SegmentDamaged, SegmentUnavailable, SpoolClosed, SpoolError, SpoolFull
+from ingest.spool.folder import SpoolFolder, adopt, folders, low_watermark
+from ingest.spool.segment import SealedSegment, read_segment
+from ingest.spool.writer import Spool
+
+__all__ = [
+    "CommitTimeout",
+    "SealedSegment",
+    "SegmentDamaged",
+    "SegmentUnavailable",
+    "Spool",
+    "SpoolClosed",
+    "SpoolError",
+    "SpoolFolder",
+    "SpoolFull",
+    "adopt",
+    "folders",
+    "low_watermark",
+    "read_segment",
+]

@@ -1,0 +1,143 @@
+"""Spool folders seen from outside: which there are, which are alive, what they have sealed.
+
+A folder whose lock can be had belongs to a dead process: `adopt` recovers its active segments, seals them and
+marks the folder closed. Everyone may adopt, for the lock lets only one do so at a time.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ingest.contracts.files import sync
+from ingest.spool.segment import ActiveSegment, SealedSegment
+
+log = logging.getLogger(__name__)
+
+LOCK, WATERMARK, CLOSED = "lock", "watermark", "closed"
+_SEALED = re.compile(r"(\d{16})-(\d{16})\.db")
+
+STAMP_SLACK = 1.0
+"""Seconds. Events are stamped shortly before they are appended; watermarks stay this far behind the clock."""
+
+
+class SpoolFolder:
+    """One spool's folder. Every method reads the disk: nothing is remembered."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spool_id = path.name
+
+    def sealed(self, after: int = 0) -> list[SealedSegment]:
+        """Sealed segments that end past `after`, in order."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.path):
+                if (match := _SEALED.fullmatch(name)) and int(match[2]) > after:
+                    found.append(SealedSegment(int(match[1]), int(match[2]), self.path / name))
+        return sorted(found)
+
+    def closed(self) -> bool:
+        """Whether nothing will ever be added: all that it holds is sealed."""
+        return (self.path / CLOSED).exists()
+
+    def watermark(self) -> float:
+        """Unix seconds: what was received up to then is in sealed segments. 0 where it is not known."""
+        try:
+            return float((self.path / WATERMARK).read_text())
+        except (FileNotFoundError, ValueError):
+            return 0.0
+
+    def write_watermark(self, at: float) -> None:
+        """Needs no fsync: a stale one only delays, and after a crash the folder is adopted."""
+        partial = self.path / f".{WATERMARK}"
+        partial.write_text(f"{at:.6f}")
+        os.replace(partial, self.path / WATERMARK)
+
+    def mark_closed(self) -> None:
+        """After its last segment was sealed."""
+        (self.path / CLOSED).touch()
+        sync(self.path)
+
+    def set_aside(self, segment: Path, reason: str) -> None:
+        """Renames a damaged segment out of the readers' way."""
+        log.error("segment set aside as damaged: %s/%s: %s", self.spool_id, segment.name, reason)
+        for path in self.path.glob(segment.name + "*"):
+            if not path.name.endswith(".damaged"):
+                os.replace(path, path.with_name(path.name + ".damaged"))
+        sync(self.path)
+
+    def size(self) -> int:
+        """Bytes of its files."""
+        total = 0
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    total += entry.stat().st_size
+        return total
+
+
+def take_lock(folder: Path) -> int | None:
+    """An open descriptor that holds the folder's lock; None where a living process has it, or it is gone."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def folders(root: Path) -> Iterator[SpoolFolder]:
+    """Every spool below `root`, by id."""
+    if root.is_dir():
+        for path in sorted(root.iterdir()):
+            if path.is_dir() and not path.name.startswith("."):
+                yield SpoolFolder(path)
+
+
+def _seal_remains(folder: SpoolFolder) -> None:
+    """Seals, in order, what a dead writer left active. The caller holds the lock."""
+    for path in sorted(folder.path.glob("active-*.db")):
+        try:
+            ActiveSegment(path).seal()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            folder.set_aside(path, str(error))
+    folder.mark_closed()
+
+
+def adopt(root: Path) -> list[str]:
+    """Closes every dead spool below `root`; returns the ids of those that it closed now."""
+    adopted = []
+    for folder in folders(root):
+        if folder.closed() or (fd := take_lock(folder.path)) is None:
+            continue
+        try:
+            if not folder.closed():
+                _seal_remains(folder)
+                adopted.append(folder.spool_id)
+                log.info("spool %s adopted: its process is gone", folder.spool_id)
+        except (OSError, sqlite3.OperationalError) as error:
+            log.error("spool %s cannot be adopted now: %s", folder.spool_id, error)
+        finally:
+            os.close(fd)
+    return adopted
+
+
+def low_watermark(root: Path, now: float | None = None) -> float:
+    """Unix seconds: whatever any spool below `root` received up to then is in sealed segments.
+
+    Ask first and read the segments after. Dead spools hold it back until they are adopted.
+    """
+    now = time.time() if now is None else now
+    return min([now - STAMP_SLACK, *(f.watermark() for f in folders(root) if not f.closed())])

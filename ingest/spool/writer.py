@@ -1,0 +1,322 @@
+"""`Spool`: this process's own folder, written by one thread with group commit.
+
+Appenders put their events into a queue; the writer thread takes all that is there, commits it in one transaction
+(one fsync), and answers everybody: the more load, the more events share an fsync. Nothing waits on purpose.
+
+A segment is full by size or by age. The writer then goes on in the spare, and a second thread seals the full one
+and prepares the next spare, so that no append waits for a checkpoint. The same thread counts the bytes below the root,
+for other processes add to them and the forwarder takes from them.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from ingest.contracts.events import Event, encode_event
+from ingest.spool.errors import CommitTimeout, SpoolClosed, SpoolError, SpoolFull
+from ingest.spool.folder import STAMP_SLACK, SpoolFolder, folders, take_lock
+from ingest.spool.segment import ActiveSegment
+
+log = logging.getLogger(__name__)
+
+_TICK = 0.5
+"""Seconds between looks at the clock while idle: segment age, watermark."""
+_SCAN = 2.0
+"""Seconds between counts of the bytes below the root."""
+_DISK_RESERVE = 256 << 20
+"""Bytes of the disk that the spool leaves to others."""
+
+
+class _Append:
+    """Events that wait for their fsync, and who waits for them."""
+
+    __slots__ = ("future", "loop", "payloads", "sequences", "size")
+
+    def __init__(self, payloads: list[bytes], loop: asyncio.AbstractEventLoop | None) -> None:
+        self.payloads = payloads
+        self.size = sum(map(len, payloads))
+        self.loop = loop
+        self.future: Future | asyncio.Future = Future() if loop is None else loop.create_future()
+        self.sequences: list[int] = []
+
+
+def _answer(appends: list[_Append], error: SpoolError | None) -> None:
+    for append in appends:
+        if append.future.done():
+            continue
+        if error is None:
+            append.future.set_result(append.sequences)
+        else:
+            append.future.set_exception(error)
+
+
+class Spool:
+    """Durable, bounded, append-only. Open with `Spool.open`; close it in the process that opened it."""
+
+    def __init__(
+        self, folder: SpoolFolder, lock: int, segment_bytes: int, segment_seconds: float, max_bytes: int
+    ) -> None:
+        self.spool_id = folder.spool_id
+        self.folder = folder
+        self._root = folder.path.parent
+        self._lock_fd = lock
+        self._segment_bytes = segment_bytes
+        self._segment_seconds = segment_seconds
+        self._max_bytes = max_bytes
+
+        self._queue: list[_Append] = []
+        self._condition = threading.Condition()
+        self._closing = False
+        self._counted = 0
+        self._added = 0
+        self._disk_room = 0
+
+        self._unsealed: deque[ActiveSegment] = deque()
+        self._ordinal = 0
+        self._next = 1
+        self._tidied_at = time.monotonic()
+        self._drained_at = time.time()
+        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="spool-sealer")
+        self._active = self._create()
+        self._spare: Future[ActiveSegment] = self._sealer.submit(self._create)
+        self._count()
+        self.folder.write_watermark(self._drained_at - STAMP_SLACK)
+        self._writer = threading.Thread(target=self._run, name="spool-writer", daemon=True)
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        *,
+        segment_bytes: int = 64 << 20,
+        segment_seconds: float = 2.0,
+        max_bytes: int = 16 << 30,
+    ) -> "Spool":
+        """A new spool below `root`. `max_bytes` bounds all the spools there together; raises `SpoolError`."""
+        spool_id = uuid.uuid4().hex
+        hidden, path = root / f".new-{spool_id}", root / spool_id
+        try:
+            hidden.mkdir(parents=True, mode=0o700)
+            lock = take_lock(hidden)
+            assert lock is not None, "nobody else knows this folder"
+            os.rename(hidden, path)
+            spool = cls(SpoolFolder(path), lock, segment_bytes, segment_seconds, max_bytes)
+        except (OSError, sqlite3.Error) as error:
+            raise SpoolError(f"no spool can be opened below {root}: {error}; name a writable local disk") from error
+        spool._writer.start()
+        return spool
+
+    @property
+    def depth(self) -> int:
+        """Bytes in all the spools below the root that wait to be shipped or removed; may lag by two seconds."""
+        return self._counted + self._added
+
+    @property
+    def room(self) -> int:
+        """Bytes left, under the bound and on the disk."""
+        return max(0, min(self._max_bytes - self.depth, self._disk_room - self._added))
+
+    async def append(self, events: Sequence[Event], timeout: float) -> list[int]:
+        """The events' sequences, after fsync. Raises `SpoolFull`, `SpoolClosed`, `SpoolError`, `CommitTimeout`.
+
+        Cancelling it takes nothing back.
+        """
+        append = self._enqueue(events, asyncio.get_running_loop())
+        try:
+            return await asyncio.wait_for(asyncio.shield(append.future), timeout)  # type: ignore[arg-type]
+        except TimeoutError:
+            raise self._timed_out(append, timeout) from None
+
+    def append_sync(self, events: Sequence[Event], timeout: float = 30.0) -> list[int]:
+        """`append` for a thread without an event loop."""
+        append = self._enqueue(events, None)
+        try:
+            return append.future.result(timeout)  # type: ignore[call-arg]
+        except TimeoutError:
+            raise self._timed_out(append, timeout) from None
+
+    def close(self) -> None:
+        """Commits what is queued, seals, marks the folder closed, and lets go of the lock."""
+        with self._condition:
+            if self._closing:
+                return
+            self._closing = True
+            self._condition.notify()
+        self._writer.join()
+        self._sealer.shutdown(wait=True)
+        os.close(self._lock_fd)
+
+    # -- appenders
+
+    def _enqueue(self, events: Sequence[Event], loop: asyncio.AbstractEventLoop | None) -> _Append:
+        append = _Append([encode_event(event) for event in events], loop)
+        with self._condition:
+            if self._closing:
+                raise SpoolClosed(f"spool {self.spool_id} is closed")
+            if append.size > self.room:
+                raise SpoolFull(
+                    f"{append.size} bytes do not fit: the spools below {self._root} hold {self.depth} bytes of "
+                    f"{self._max_bytes}; start the forwarder, land and retain, or raise the bound"
+                )
+            self._added += append.size
+            self._queue.append(append)
+            self._condition.notify()
+        return append
+
+    def _timed_out(self, append: _Append, timeout: float) -> CommitTimeout:
+        with self._condition:
+            withdrawn = append in self._queue
+            if withdrawn:
+                self._queue.remove(append)
+                self._added -= append.size
+        return CommitTimeout(
+            f"no fsync within {timeout} s in {self.folder.path}: the disk is slow or stuck",
+            recorded=False if withdrawn else None,
+        )
+
+    # -- the writer thread
+
+    def _run(self) -> None:
+        try:
+            self._write_until_closed()
+        finally:  # empty unless a bug ended the thread: then nobody waits for it in vain
+            with self._condition:
+                self._closing = True
+                left, self._queue = self._queue, []
+            self._answer_all(left, SpoolClosed(f"the writer of spool {self.spool_id} has ended"))
+
+    def _write_until_closed(self) -> None:
+        started: float | None = None  # when the active segment got its first event
+        while True:
+            with self._condition:
+                if not self._queue and not self._closing:
+                    self._condition.wait(_TICK)
+                batch, self._queue = self._queue, []
+                closing = self._closing
+                self._drained_at = time.time()
+            now = time.monotonic()
+            if batch:
+                self._commit(batch)
+                started = now if started is None else started
+            if started is None:
+                if not closing and now - self._tidied_at >= min(_SCAN, self._segment_seconds):
+                    self._tidied_at = now
+                    self._sealer.submit(self._tidy, self._drained_at)
+            elif (
+                closing or self._active.bytes >= self._segment_bytes or now - started >= self._segment_seconds
+            ) and self._roll():
+                started = None
+            if closing and not self._queue:
+                self._sealer.submit(self._finish)
+                return
+
+    def _commit(self, batch: list[_Append]) -> None:
+        payloads: list[bytes] = []
+        for append in batch:
+            first = self._next + len(payloads)
+            append.sequences = list(range(first, first + len(append.payloads)))
+            payloads += append.payloads
+        error: SpoolError | None = None
+        try:
+            self._active.write(self._next, payloads)
+        except (sqlite3.Error, OSError) as cause:
+            error = self._refusal(cause)
+            log.error("spool %s: %d events were not committed: %s", self.spool_id, len(payloads), cause)
+        # A commit that failed may have reached the disk: its sequences are not used again.
+        self._next += len(payloads)
+        self._answer_all(batch, error)
+        if error is not None:
+            self._roll()
+
+    def _answer_all(self, batch: list[_Append], error: SpoolError | None) -> None:
+        loops: dict[asyncio.AbstractEventLoop | None, list[_Append]] = {}
+        for append in batch:
+            loops.setdefault(append.loop, []).append(append)
+        for loop, appends in loops.items():
+            if loop is None:
+                _answer(appends, error)
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                    loop.call_soon_threadsafe(_answer, appends, error)
+
+    def _refusal(self, cause: Exception) -> SpoolError:
+        full = getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL or (
+            isinstance(cause, OSError) and cause.errno == errno.ENOSPC
+        )
+        kind = SpoolFull if full else SpoolError
+        return kind(f"the commit failed in {self.folder.path}: {cause}; nothing was acknowledged")
+
+    def _roll(self) -> bool:
+        """Goes on in the spare and has the full segment sealed; False where there is no spare yet."""
+        try:
+            spare = self._spare.result()
+        except (sqlite3.Error, OSError) as error:
+            log.error("spool %s: no new segment can be made: %s", self.spool_id, error)
+            self._spare = self._sealer.submit(self._create)
+            return False
+        full, self._active = self._active, spare
+        self._sealer.submit(self._seal, full, self._drained_at)
+        self._spare = self._sealer.submit(self._create)
+        return True
+
+    # -- the sealer thread
+
+    def _create(self) -> ActiveSegment:
+        self._ordinal += 1
+        return ActiveSegment(self.folder.path / f"active-{self._ordinal:016d}.db")
+
+    def _seal(self, segment: ActiveSegment, drained_at: float) -> None:
+        self._unsealed.append(segment)
+        self._tidy(drained_at)
+
+    def _tidy(self, drained_at: float) -> None:
+        if self._seal_waiting():
+            self.folder.write_watermark(drained_at - STAMP_SLACK)
+        self._count()
+
+    def _seal_waiting(self) -> bool:
+        """Seals, in order, what is full; False where one must wait (a full disk): later ones wait for it."""
+        while self._unsealed:
+            segment = self._unsealed[0]
+            try:
+                segment.seal()
+            except (sqlite3.OperationalError, OSError) as error:
+                log.error("spool %s: %s cannot be sealed now: %s", self.spool_id, segment.path.name, error)
+                return False
+            except sqlite3.DatabaseError as error:
+                segment.close()
+                self.folder.set_aside(segment.path, str(error))
+            self._unsealed.popleft()
+        return True
+
+    def _count(self) -> None:
+        added = self._added
+        try:
+            counted = sum(folder.size() for folder in folders(self._root))
+            disk = os.statvfs(self._root)
+        except OSError as error:
+            log.error("spool %s: the bytes below the root cannot be counted: %s", self.spool_id, error)
+            return
+        with self._condition:
+            self._counted = counted
+            self._added -= added
+            self._disk_room = disk.f_bavail * disk.f_frsize - _DISK_RESERVE
+
+    def _finish(self) -> None:
+        """Where something cannot be sealed, the folder stays open and whoever adopts it tries again."""
+        self._unsealed.append(self._active)
+        with contextlib.suppress(sqlite3.Error, OSError):  # there is no spare to remove
+            self._unsealed.append(self._spare.result())
+        if self._seal_waiting():
+            self.folder.write_watermark(self._drained_at - STAMP_SLACK)
+            self.folder.mark_closed()

@@ -1,0 +1,219 @@
+"""The spool: what was acknowledged is read back exactly once, whatever happened to its writer."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ingest.contracts.erasure import Erasure
+from ingest.contracts.events import decode_event
+from ingest.spool import (
+    CommitTimeout,
+    SegmentDamaged,
+    Spool,
+    SpoolClosed,
+    SpoolFolder,
+    SpoolFull,
+    adopt,
+    folders,
+    low_watermark,
+    read_segment,
+)
+
+
+def erasure(name: str) -> Erasure:
+    return Erasure(erasure_id=name, target="subject", target_id=name, requested_at=1.0)
+
+
+def sealed_events(folder: SpoolFolder) -> list[tuple[int, str]]:
+    return [
+        (sequence, decode_event(payload).erasure_id)
+        for segment in folder.sealed()
+        for sequence, payload in read_segment(segment.path)
+    ]
+
+
+def until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+async def test_concurrent_appends_share_transactions_and_are_read_back_in_order(tmp_path: Path):
+    spool = Spool.open(tmp_path)
+    commits = []
+    write = spool._active.write
+    spool._active.write = lambda first, payloads: (commits.append(len(payloads)), write(first, payloads))[1]  # type: ignore[method-assign]
+    answers = await asyncio.gather(*(spool.append([erasure(f"e{i}"), erasure(f"f{i}")], 10) for i in range(200)))
+    spool.close()
+
+    acknowledged = [(answer[0], f"e{i}") for i, answer in enumerate(answers)]
+    acknowledged += [(answer[1], f"f{i}") for i, answer in enumerate(answers)]
+    assert sealed_events(spool.folder) == sorted(acknowledged)
+    assert [sequence for sequence, _ in sorted(acknowledged)] == list(range(1, 401))
+    assert len(commits) < 100, "group commit: fewer transactions than appends"
+    assert spool.folder.closed()
+
+
+def test_a_full_segment_is_sealed_and_sequences_go_on(tmp_path: Path):
+    spool = Spool.open(tmp_path, segment_bytes=200, segment_seconds=3600)
+    for i in range(20):
+        assert spool.append_sync([erasure(f"event-{i:02d}")]) == [i + 1]
+    until(lambda: len(spool.folder.sealed()) >= 3)
+    assert not spool.folder.closed()
+    spool.close()
+    segments = spool.folder.sealed()
+    assert [s.first for s in segments[1:]] == [s.last + 1 for s in segments[:-1]]
+    assert sealed_events(spool.folder) == [(i + 1, f"event-{i:02d}") for i in range(20)]
+    assert spool.folder.sealed(after=20) == []
+
+
+def test_an_idle_spool_seals_by_age_and_moves_its_watermark(tmp_path: Path):
+    spool = Spool.open(tmp_path, segment_seconds=0.1)
+    spool.append_sync([erasure("only")])
+    appended = time.time()
+    until(lambda: spool.folder.sealed() != [])
+    until(lambda: low_watermark(tmp_path) >= appended)
+    assert sealed_events(spool.folder) == [(1, "only")]
+    spool.close()
+
+
+def test_the_watermark_waits_for_what_is_not_sealed(tmp_path: Path):
+    spool = Spool.open(tmp_path, segment_seconds=3600)
+    before = time.time()
+    spool.append_sync([erasure("not sealed")])
+    time.sleep(1.2)
+    assert low_watermark(tmp_path) <= before
+    spool.close()
+    assert low_watermark(tmp_path) > before, "a closed spool holds nothing back"
+
+
+def test_append_after_close_is_refused(tmp_path: Path):
+    spool = Spool.open(tmp_path)
+    spool.close()
+    with pytest.raises(SpoolClosed):
+        spool.append_sync([erasure("late")])
+
+
+def test_a_full_spool_refuses_and_takes_again_when_bytes_are_gone(tmp_path: Path):
+    spool = Spool.open(tmp_path, segment_seconds=0.1, max_bytes=200_000)
+    accepted = 0
+    while spool.room > 11_000:
+        spool.append_sync([erasure("x" * 10_000)])
+        accepted += 1
+    assert accepted > 2
+    with pytest.raises(SpoolFull):
+        spool.append_sync([erasure("x" * 100_000)])
+    until(lambda: sum(s.last - s.first + 1 for s in spool.folder.sealed()) == accepted)
+    for segment in spool.folder.sealed():
+        segment.path.unlink()
+    until(lambda: spool.room > 20_000)
+    spool.append_sync([erasure("x" * 10_000)])
+    spool.close()
+
+
+async def test_a_slow_disk_is_a_timeout_that_says_whether_the_events_were_withdrawn(tmp_path: Path):
+    spool = Spool.open(tmp_path)
+    write = spool._active.write
+    spool._active.write = lambda *rows: (time.sleep(0.5), write(*rows))[1]  # type: ignore[method-assign]
+    first = asyncio.create_task(spool.append([erasure("taken")], 0.2))
+    await asyncio.sleep(0.05)
+    second = asyncio.create_task(spool.append([erasure("queued")], 0.2))
+    with pytest.raises(CommitTimeout) as taken:
+        await first
+    with pytest.raises(CommitTimeout) as queued:
+        await second
+    assert (taken.value.recorded, queued.value.recorded) == (None, False)
+    spool.close()
+    assert [name for _, name in sealed_events(spool.folder)] == ["taken"]
+
+
+_WRITER = """
+import sys, threading
+from pathlib import Path
+from ingest.contracts.erasure import Erasure
+from ingest.spool import Spool
+spool = Spool.open(Path(sys.argv[1]), segment_bytes=20_000, segment_seconds=0.2)
+print(spool.spool_id, flush=True)
+def work(thread):
+    i = 0
+    while True:
+        name = f"{thread}-{i}"
+        [sequence] = spool.append_sync([Erasure(erasure_id=name, target="subject", target_id="s", requested_at=1.0)])
+        sys.stdout.write(f"{sequence} {name}\\n"); sys.stdout.flush()
+        i += 1
+for thread in range(8):
+    threading.Thread(target=work, args=(thread,)).start()
+threading.Event().wait()
+"""
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
+    process = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    spool_id = process.stdout.readline().strip()
+    lines = [process.stdout.readline() for _ in range(1500)]
+    assert adopt(tmp_path) == [], "a living spool is not adopted"
+    process.send_signal(signal.SIGKILL)
+    lines += [line for line in process.stdout if line.endswith("\n")]
+    process.wait()
+    process.stdout.close()
+    acknowledged = {}
+    for line in lines:
+        parts = line.split()
+        if len(parts) == 2:
+            acknowledged[int(parts[0])] = parts[1]
+
+    assert adopt(tmp_path) == [spool_id]
+    assert adopt(tmp_path) == []
+    [folder] = folders(tmp_path)
+    found = sealed_events(folder)
+    assert folder.closed()
+    assert not list(folder.path.glob("active-*"))
+    assert len({sequence for sequence, _ in found}) == len(found)
+    assert found == sorted(found)
+    assert acknowledged.items() <= dict(found).items()
+
+
+def test_a_damaged_segment_is_told_apart_and_a_damaged_active_one_set_aside(tmp_path: Path):
+    spool = Spool.open(tmp_path)
+    spool.append_sync([erasure("good")])
+    spool.close()
+    [segment] = spool.folder.sealed()
+    segment.path.write_bytes(b"not a database, and long enough to be looked at as one" * 40)
+    with pytest.raises(SegmentDamaged):
+        list(read_segment(segment.path))
+
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    (dead / "active-0000000000000001.db").write_bytes(b"neither is this one" * 400)
+    assert adopt(tmp_path) == ["dead"]
+    assert [p.name for p in dead.glob("*.damaged")] == ["active-0000000000000001.db.damaged"]
+
+
+def test_what_cannot_be_sealed_now_is_sealed_later_and_holds_back_the_rest(tmp_path: Path):
+    import sqlite3
+
+    spool = Spool.open(tmp_path, segment_seconds=0.1)
+    seal, tries = spool._active.seal, []
+
+    def seal_when_there_is_room():
+        tries.append(spool.folder.sealed())
+        if len(tries) < 3:
+            raise sqlite3.OperationalError("database or disk is full")
+        return seal()
+
+    spool._active.seal = seal_when_there_is_room  # type: ignore[method-assign]
+    spool.append_sync([erasure("first")])
+    until(lambda: len(tries) >= 1)
+    spool.append_sync([erasure("second")])
+    spool.close()
+    until(lambda: len(tries) >= 1)
+    adopt(tmp_path)
+    assert tries[:3] == [[]] * len(tries[:3])
+    assert sealed_events(spool.folder) == [(1, "first"), (2, "second")]
