@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ingest.contracts.files import sync
+from ingest.contracts.files import sync, write_atomically
 from ingest.spool.segment import ActiveSegment, SealedSegment
 
 log = logging.getLogger(__name__)
 
-LOCK, WATERMARK, CLOSED = "lock", "watermark", "closed"
+LOCK, WATERMARK, CLOSED, SHIPPED = "lock", "watermark", "closed", "shipped"
 _SEALED = re.compile(r"(\d{16})-(\d{16})\.db")
 
 STAMP_SLACK = 1.0
@@ -71,6 +71,27 @@ class SpoolFolder:
             if not path.name.endswith(".damaged"):
                 os.replace(path, path.with_name(path.name + ".damaged"))
         sync(self.path)
+
+    def remove_if_done(self) -> bool:
+        """Removes the folder of a closed spool that holds nothing any more; what was set aside counts as something."""
+        bookkeeping = {LOCK, WATERMARK, CLOSED, SHIPPED}
+        if not self.closed() or set(os.listdir(self.path)) - bookkeeping:
+            return False
+        for name in (WATERMARK, SHIPPED, LOCK, CLOSED):  # `closed` last: nobody adopts what is half removed
+            (self.path / name).unlink(missing_ok=True)
+        self.path.rmdir()
+        return True
+
+    def shipped(self) -> int:
+        """The last sequence that the forwarder had acknowledged before it removed segments."""
+        try:
+            return int((self.path / SHIPPED).read_text())
+        except FileNotFoundError:
+            return 0
+
+    def write_shipped(self, sequence: int) -> None:
+        """Before the segments up to there are removed."""
+        write_atomically(self.path / SHIPPED, str(sequence).encode())
 
     def size(self) -> int:
         """Bytes of its files."""

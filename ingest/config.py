@@ -1,0 +1,148 @@
+"""Settings of the ingest stages: the log, attribution, rewards, datasets and their gate."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class LogSettings(BaseModel):
+    """Where events wait between the gateways and the lake."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["embedded", "kafka"] = Field(
+        default="embedded",
+        description="`embedded`: the gateways' spools on this machine are the log; `kafka`: a forwarder ships them to "
+        "a topic.",
+    )
+    segment_bytes: int = Field(default=64 << 20, gt=0, description="A spool segment is sealed at this size.")
+    segment_seconds: float = Field(
+        default=2.0, gt=0, description="A spool segment is sealed at this age; what is not sealed cannot be landed."
+    )
+    max_bytes: int = Field(
+        default=16 << 30,
+        gt=0,
+        description="All the spools of a machine together; a gateway that must record refuses requests above it.",
+    )
+    retention_days: float = Field(
+        default=7.0, gt=0, description="How long the log keeps what was landed: segments, or Kafka's `retention.ms`."
+    )
+    bootstrap: str = Field(default="127.0.0.1:9092", description="Kafka: HOST:PORT of brokers, separated by commas.")
+    topic: str = Field(default="everloop", description="Kafka: the topic; created where it does not exist.")
+    partitions: int = Field(default=8, gt=0, description="Kafka: partitions of a topic that is created.")
+    replication: int = Field(
+        default=1, gt=0, description="Kafka: replicas of a topic that is created; 3 in production."
+    )
+    max_record_bytes: int = Field(
+        default=8 << 20,
+        gt=0,
+        description="Kafka: a larger event is set aside in `refused/` beside its spool, not shipped.",
+    )
+    lost_after_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Kafka: a spool not heard from for this long no longer holds back the settling of turns.",
+    )
+
+
+class AttributionSettings(BaseModel):
+    """How feedback meets its turns, and when a turn's state is final."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    window_seconds: float = Field(
+        default=3600.0, gt=0, description="Feedback received later than this after a turn's end does not count."
+    )
+    settle_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="How long after its last signal a turn waits for a revision before it is settled.",
+    )
+    retry_seconds: float = Field(
+        default=120.0,
+        ge=0,
+        description="A turn that nobody judged is superseded when its subject sends the identical prompt again, in the "
+        "same session, within this time of its end.",
+    )
+    trusted_keys: tuple[str, ...] = Field(
+        default=(),
+        description="Ids of keys that may give feedback on any turn (an annotation tool, a simulator); every other key "
+        "speaks only for turns that it made itself.",
+    )
+    fresh_seconds: float = Field(
+        default=86_400.0, gt=0, description="A settled turn is ready for training only while it is younger than this."
+    )
+    fresh_versions: int = Field(
+        default=3,
+        ge=0,
+        description="A settled turn is ready for training only while at most this many newer weight versions have "
+        "answered users.",
+    )
+
+
+class RewardSettings(BaseModel):
+    """The reward specification: which number each signal is. Its digest is in every dataset's manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    accept: float = Field(default=0.75, ge=-1, le=1, description="Reward of an accepted answer.")
+    reject: float = Field(default=-0.25, ge=-1, le=1, description="Reward of a rejected answer.")
+    abstain: float = Field(default=0.0, ge=-1, le=1, description="Reward of a model that chose not to act.")
+    score_scale: float = Field(default=1.0, description="A score's value times this is its reward.")
+    outcome_scale: float = Field(default=1.0, description="An outcome's value times this is its reward.")
+    limit: float = Field(default=1.0, gt=0, description="A turn's summed reward is clipped to ± this.")
+    segment: str = Field(
+        default="key",
+        pattern=r"^(key|none|metadata:[A-Za-z0-9_]+)$",
+        description="What a turn's baseline is shared by: `key` (the API key), `none`, or `metadata:<name>` (a field "
+        "of the request's metadata).",
+    )
+
+    @model_validator(mode="after")
+    def _accept_is_better(self) -> "RewardSettings":
+        if self.accept <= self.reject:
+            raise ValueError(f"accept ({self.accept}) must be worth more than reject ({self.reject})")
+        return self
+
+
+class DatasetSettings(BaseModel):
+    """How large a dataset is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_turns: int = Field(default=4096, gt=0, description="A dataset takes at most this many turns, newest first.")
+
+
+class GateSettings(BaseModel):
+    """What a candidate dataset must be like to be trained on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_rows: int = Field(default=32, gt=0, description="Fewest rows of a dataset.")
+    max_age_seconds: float = Field(
+        default=172_800.0, gt=0, description="Oldest turn of a dataset, seconds before its cut."
+    )
+    max_version_age: int = Field(
+        default=4, ge=0, description="Most newer weight versions that any token of a dataset may have behind it."
+    )
+    min_logprob: float = Field(default=-50.0, lt=0, description="Lowest believable log-probability of a sampled token.")
+    max_subject_share: float = Field(
+        default=0.5, gt=0, le=1, description="Largest share of the rows that one subject may have."
+    )
+    max_key_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Largest share of the rows that one API key may have; 1 allows a single key.",
+    )
+    max_length_ratio: float = Field(
+        default=3.0,
+        gt=1,
+        description="Mean answer length may be at most this many times the last dataset's, or its inverse.",
+    )
+    max_acceptance_change: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Share of rewards above 0 may differ by at most this from the last dataset's.",
+    )

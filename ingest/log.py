@@ -1,0 +1,69 @@
+"""Reading the log, whatever it is made of.
+
+`LogReader` is what landing knows: batches of records, and a watermark. `embedded_log` reads the spools of this machine,
+`kafka_log` a topic. A record's identity is (spool id, sequence); a reader gives every record past `after` at
+least once and, within a spool, in order and without holes, which is what makes "drop what is at or below the number I
+committed" an exact deduplication.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from ingest.config import LogSettings
+from ingest.contracts.arrays import unpack_ids, unpack_logprobs
+from ingest.contracts.errors import ContractError
+from ingest.contracts.events import Record, decode_event
+from ingest.contracts.turn import Turn
+
+BATCH_RECORDS = 2000
+BATCH_BYTES = 32 << 20
+
+
+class LogError(Exception):
+    """The log cannot be read: says where and what to do."""
+
+
+class LogReader(Protocol):
+    """One pass over the log, up to where it ended when the pass began."""
+
+    def batches(self, after: Callable[[str], int]) -> Iterator[list[Record]]:
+        """Records past `after(spool id)`. Asking for the next batch says that the last one is safe."""
+        ...
+
+    def watermark(self) -> float:
+        """Unix seconds: all that was received up to then has been given. Valid when the batches are exhausted."""
+        ...
+
+
+def open_log(settings: LogSettings, spool: Path, progress: Path | None) -> LogReader:
+    """The configured reader. `progress`: a file that bounds what is re-read of Kafka; None reads it from its start."""
+    if settings.kind == "embedded":
+        from ingest.embedded_log import EmbeddedLog
+
+        return EmbeddedLog(spool)
+    from ingest.kafka_log import KafkaLog
+
+    return KafkaLog(settings, progress)
+
+
+def tail(settings: LogSettings, spool: Path) -> Iterator[dict]:
+    """All that is on the log now, as JSON-able objects: `spool_id`, `sequence`, and `event` or `error`."""
+    for batch in open_log(settings, spool, None).batches(lambda spool_id: 0):
+        for record in batch:
+            yield {"spool_id": record.spool_id, "sequence": record.sequence} | _readable(record.payload)
+
+
+def _readable(payload: bytes) -> dict:
+    try:
+        event = decode_event(payload)
+    except ContractError as error:
+        return {"error": str(error)}
+    shown = msgspec.to_builtins(event)
+    if isinstance(event, Turn):
+        shown["prompt_ids"] = unpack_ids(event.prompt_ids).tolist()
+        shown["output_ids"] = unpack_ids(event.output_ids).tolist()
+        shown["logprobs"] = unpack_logprobs(event.logprobs).tolist()
+    return {"event": shown}

@@ -1,0 +1,68 @@
+"""Events as rows: every record becomes a row, a reject with a reason, or nothing because it was erased."""
+
+import msgspec
+
+from ingest.contracts.arrays import unpack_ids
+from ingest.contracts.erasure import Erasure
+from ingest.contracts.events import Event, Record, encode_event
+from ingest.contracts.turn import Span
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS
+from ingest.rows import Erased, sort, to_arrow
+from tests.log_events import accept, forget, turn
+
+
+def records(*events: Event | bytes) -> list[Record]:
+    return [
+        Record("spool", sequence, event if isinstance(event, bytes) else encode_event(event))
+        for sequence, event in enumerate(events, 1)
+    ]
+
+
+def test_every_field_of_every_event_has_a_column():
+    for name, event in ((TURNS, turn("t")), (FEEDBACK, accept("f", "t")), (ERASURES, forget("s"))):
+        assert set(event.__struct_fields__) | {"spool_id", "sequence", "landed_at"} == set(SCHEMAS[name].names)
+
+
+def test_a_turn_keeps_its_bytes():
+    rows, _ = sort(records(turn("t", tokens=6, weight_versions=(Span("v1", 0, 2), Span("v2", 2, 6)))), Erased(set()))
+    [row] = to_arrow(TURNS, rows[TURNS], 9.0).to_pylist()
+    assert list(unpack_ids(row["output_ids"])) == list(range(6))
+    assert row["weight_versions"] == [
+        {"version": "v1", "start": 0, "end": 2},
+        {"version": "v2", "start": 2, "end": 6},
+    ]
+    assert (row["spool_id"], row["sequence"], row["landed_at"]) == ("spool", 1, 9.0)
+    assert (row["sampling"], row["finish"], row["prefix_hashes"]) == ('{"temperature":1.0}', "stop", ["a", "b"])
+
+
+def test_what_is_no_event_is_rejected_with_its_place_and_a_reason():
+    broken = turn("broken", weight_versions=(Span("base", 0, 3),))
+    too_large = turn("too large", sample=1 << 40)
+    nobody = Erasure(erasure_id="e", target="subject", target_id="", requested_at=1.0)
+    batch = records(
+        b"\xc1 not MessagePack",
+        msgspec.msgpack.encode({"type": "unheard of"}),
+        broken,
+        turn("good"),
+        too_large,
+        nobody,
+    )
+    rows, erased = sort(batch, Erased(set()))
+    assert erased == 0
+    assert [record.sequence for record, _ in rows[TURNS]] == [4]
+    rejects = to_arrow(REJECTS, rows[REJECTS], 0.0).to_pylist()
+    assert sorted(row["sequence"] for row in rejects) == [1, 2, 3, 5, 6]
+    assert all(row["reason"] and row["size"] and len(row["sha256"]) == 64 for row in rejects)
+
+
+def test_the_erased_do_not_land_not_even_from_before_their_erasure_in_the_same_batch():
+    batch = records(
+        turn("a", subject="gone"),
+        accept("f", "a", subject="gone"),
+        forget("gone"),
+        turn("b", subject="stays"),
+        turn("c", subject="x", session="gone session"),
+    )
+    rows, erased = sort(batch, Erased({("session", "gone session")}))
+    assert [event.turn_id for _, event in rows[TURNS]] == ["b"]  # type: ignore[union-attr]
+    assert (rows[FEEDBACK], erased, len(rows[ERASURES])) == ([], 3, 1)
