@@ -1,0 +1,38 @@
+"""Settings of the serving processes: frozen, unknown keys refused, each described where it stands."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GatewaySettings(_Settings):
+    """What a gateway does with requests, beyond what keys and policies say."""
+
+    default_policy: str | None = Field(
+        None, description="Policy that answers model names which no policy has; absent: such a request is a 404."
+    )
+    max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request body; above it: 413.")
+    max_samples: int = Field(16, ge=1, description="Largest number of samples of one request (n, times prompts).")
+    max_in_flight: int = Field(2048, ge=1, description="Turns in progress per worker; above it: 503.")
+    body_seconds: float = Field(30.0, gt=0, description="How long a client may take to send its body.")
+    engine_wait_seconds: float = Field(
+        15.0, ge=0, description="How long a request waits for an engine to become ready before it gets a 503."
+    )
+    engine_silence_seconds: float = Field(
+        300.0, gt=0, description="An engine that sends nothing for so long is taken for lost."
+    )
+    turn_seconds: float = Field(3600.0, gt=0, description="Longest time that one turn may take.")
+    commit_seconds: float = Field(5.0, gt=0, description="Deadline of a turn's commit to the spool.")
+    media_domains: tuple[str, ...] = Field(
+        (), description="Hosts from which engines may fetch images, audio and video that a request names by URL."
+    )
+    poll_seconds: float = Field(0.5, gt=0, description="How often the snapshot is asked of control.")
+
+
+class ControlSettings(_Settings):
+    """How the control process judges the fleet."""
+
+    lost_seconds: float = Field(5.0, gt=0, description="An engine without a heartbeat for so long is lost.")
+    sweep_seconds: float = Field(0.5, gt=0, description="How often silent engines are looked for.")

@@ -1,0 +1,260 @@
+"""The control process's HTTP interface: keys, policies, engines, swaps, and the snapshot for gateways.
+
+Bodies are the types of `ingest.contracts.fleet`, as JSON; errors are `{"error": "a sentence"}`. All but
+`/health` wants the bearer token. Handlers are thin: what they do is in `keys`, `policies` and `engines`,
+one transaction each.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
+from starlette.exceptions import HTTPException
+
+from ingest.contracts.fleet import Heartbeat, Policy, Reference, Snapshot, Swap, Version
+from serving.config import ControlSettings
+from serving.control import engines, keys, policies
+from serving.control.database import Database, bump
+from serving.control.errors import ControlError, TooLarge, Unauthorized
+from serving.control.tables import RevisionRow
+from serving.fleet.assignments import converged
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+MAX_BODY_BYTES = 16 << 20
+
+
+class Control:
+    """What the handlers share."""
+
+    def __init__(self, database: Database, token: str, settings: ControlSettings) -> None:
+        self.database = database
+        self.settings = settings
+        self.seen = engines.LastSeen(time.time)
+        self._token = token.encode()
+
+    def admits(self, authorization: str | None) -> bool:
+        """Whether the header carries the bearer token."""
+        return hmac.compare_digest((authorization or "").encode(), b"Bearer " + self._token)
+
+    def snapshot(self) -> Snapshot:
+        """All that a gateway needs."""
+        with self.database.read() as session:
+            revision = session.get_one(RevisionRow, 1).value
+            return Snapshot(
+                revision=revision,
+                keys=tuple(key for key in keys.every(session) if key.revoked_at is None),
+                policies=tuple(policies.every(session)),
+                engines=tuple(engines.every(session)),
+            )
+
+    def sweep(self) -> None:
+        """Marks silent engines as lost."""
+        before = time.time() - self.settings.lost_seconds
+        with self.database.write(changes_snapshot=False) as session:
+            lost = engines.mark_lost(session, self.seen, before)
+            if lost:
+                bump(session)
+        for engine_id in lost:
+            log.warning("engine %s is lost: no heartbeat for %s s", engine_id, self.settings.lost_seconds)
+
+
+def create_app(database: Database, token: str, settings: ControlSettings) -> FastAPI:
+    """The application. It sweeps for lost engines while it runs, and closes the database at its end."""
+    control = Control(database, token, settings)
+
+    async def sweep_forever() -> None:
+        while True:
+            await asyncio.sleep(settings.sweep_seconds)
+            try:
+                await asyncio.to_thread(control.sweep)
+            except Exception as error:  # noqa: BLE001 the database may be away for a while: the next sweep tries again
+                log.error("the sweep for lost engines failed: %s", type(error).__name__)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(sweep_forever())
+        yield
+        task.cancel()
+        database.close()
+
+    app = FastAPI(title="everloop control", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.control = control
+    app.add_exception_handler(ControlError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    app.include_router(router)
+    return app
+
+
+def the_control(request: Request) -> Control:
+    """The process's `Control`, if the caller has its token."""
+    control: Control = request.app.state.control
+    if not control.admits(request.headers.get("authorization")):
+        raise Unauthorized("Send the control token as `Authorization: Bearer …`.")
+    return control
+
+
+async def the_body(request: Request) -> bytes:
+    """The request's body, bounded."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise TooLarge(f"The body is above {MAX_BODY_BYTES} bytes.")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _read(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ControlError(f"The body is not what this path takes: {error}.") from None
+
+
+def _json(value: Any, status: int = 200, **headers: str) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    status = error.status if isinstance(error, ControlError) else 500
+    return _json({"error": str(error)}, status)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return _json({"error": f"{request.method} is not served at this path."}, status)
+
+
+router = APIRouter(prefix="/v1")
+Shared = Annotated[Control, Depends(the_control)]
+Body = Annotated[bytes, Depends(the_body)]
+
+
+@router.get("/snapshot")
+def get_snapshot(control: Shared, if_none_match: Annotated[str, Header()] = "") -> Response:
+    with control.database.read() as session:
+        etag = f'"{session.get_one(RevisionRow, 1).value}"'
+    if if_none_match == etag:
+        return Response(status_code=304, headers={"etag": etag})
+    snapshot = control.snapshot()
+    return _json(snapshot, etag=f'"{snapshot.revision}"')
+
+
+@router.get("/fleet")
+def get_fleet(control: Shared) -> Response:
+    snapshot = control.snapshot()
+    shown = []
+    for engine in snapshot.engines:
+        fields = msgspec.to_builtins(
+            msgspec.structs.replace(engine, last_seen=control.seen.at(engine.engine_id)), str_keys=True
+        )
+        del fields["token"]
+        shown.append({"role": engine.role, "state": engine.state, "version": engine.version, **fields})
+    return _json(
+        {
+            "policies": snapshot.policies,
+            "engines": shown,
+            "converged": {
+                policy.name: converged(policy, (e for e in snapshot.engines if e.policy == policy.name))
+                for policy in snapshot.policies
+            },
+        }
+    )
+
+
+@router.put("/policies/{name}")
+def put_policy(name: str, control: Shared, body: Body) -> Response:
+    policy = _read(body, Policy)
+    if policy.name != name:
+        raise ControlError("The policy's name and the path's differ.")
+    with control.database.write() as session:
+        policies.put(session, policy)
+        session.flush()
+        return _json(policies.get(session, name))
+
+
+@router.put("/policies/{name}/desired")
+def put_desired(name: str, control: Shared, body: Body) -> Response:
+    with control.database.write() as session:
+        policies.set_desired(session, name, _read(body, Version))
+    return _json({})
+
+
+@router.put("/policies/{name}/under_evaluation")
+def put_under_evaluation(name: str, control: Shared, body: Body) -> Response:
+    with control.database.write() as session:
+        policies.set_under_evaluation(session, name, _read(body, Version | None))  # type: ignore[arg-type]
+    return _json({})
+
+
+@router.put("/policies/{name}/references")
+def put_reference(name: str, control: Shared, body: Body) -> Response:
+    with control.database.write(changes_snapshot=False) as session:
+        policies.put_reference(session, name, _read(body, Reference))
+    return _json({})
+
+
+@router.post("/engines/{engine_id}/heartbeat")
+def post_heartbeat(engine_id: str, control: Shared, body: Body) -> Response:
+    beat = _read(body, Heartbeat)
+    with control.database.write(changes_snapshot=False) as session:
+        assignment, changed = engines.heartbeat(session, engine_id, beat)
+        if changed:
+            bump(session)
+    control.seen.heard(engine_id)
+    return _json(assignment)
+
+
+@router.delete("/engines/{engine_id}")
+def delete_engine(engine_id: str, control: Shared) -> Response:
+    with control.database.write() as session:
+        engines.remove(session, engine_id)
+    return _json({})
+
+
+@router.post("/swaps")
+def post_swap(control: Shared, body: Body) -> Response:
+    with control.database.write(changes_snapshot=False) as session:
+        engines.add_swap(session, _read(body, Swap))
+    return _json({}, 201)
+
+
+@router.get("/swaps")
+def get_swaps(control: Shared, policy: str | None = None, since: float = 0.0) -> Response:
+    with control.database.read() as session:
+        return _json({"swaps": engines.swaps(session, policy, since)})
+
+
+@router.post("/keys")
+def post_key(control: Shared, body: Body) -> Response:
+    with control.database.write() as session:
+        key, key_id = keys.create(session, _read(body, keys.NewKey), time.time())
+    return _json({"key": key, "key_id": key_id}, 201)
+
+
+@router.get("/keys")
+def get_keys(control: Shared) -> Response:
+    with control.database.read() as session:
+        shown = [msgspec.to_builtins(key) for key in keys.every(session)]
+    for key in shown:
+        del key["digest"]
+    return _json({"keys": shown})
+
+
+@router.delete("/keys/{key_id}")
+def delete_key(key_id: str, control: Shared) -> Response:
+    with control.database.write() as session:
+        keys.revoke(session, key_id, time.time())
+    return _json({})

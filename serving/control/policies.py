@@ -1,0 +1,78 @@
+"""Policies: what they are, which version they should serve, how that version behaves when loaded cold."""
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from ingest.contracts.fleet import Policy, Reference, Version
+from serving.control.errors import ControlError, NotFound
+from serving.control.tables import PolicyRow, ReferenceRow
+
+CAPTURE = ("required", "best_effort")
+
+
+def put(session: Session, policy: Policy) -> None:
+    """Makes a policy, or replaces its settings. The versions of one that exists are left as they are."""
+    if policy.capture not in CAPTURE:
+        raise ControlError(f"capture must be one of: {', '.join(CAPTURE)}.")
+    row = session.get(PolicyRow, policy.name)
+    if row is None:
+        row = PolicyRow(
+            name=policy.name,
+            desired=msgspec.to_builtins(policy.desired),
+            under_evaluation=msgspec.to_builtins(policy.under_evaluation),
+        )
+        session.add(row)
+    row.capture = policy.capture
+    row.sampling = dict(policy.sampling)
+
+
+def set_desired(session: Session, name: str, version: Version) -> None:
+    """The version that the fleet is to converge to."""
+    _row(session, name).desired = msgspec.to_builtins(version)
+
+
+def set_under_evaluation(session: Session, name: str, version: Version | None) -> None:
+    """The version that evaluation engines are to load; None: none."""
+    _row(session, name).under_evaluation = msgspec.to_builtins(version)
+
+
+def put_reference(session: Session, name: str, reference: Reference) -> None:
+    """How a cold load of a version behaves on one build. The latest word counts."""
+    _row(session, name)
+    session.merge(
+        ReferenceRow(policy=name, version=reference.version, build=reference.build, body=msgspec.to_builtins(reference))
+    )
+
+
+def references(session: Session, name: str, version: str) -> list[Reference]:
+    """The references of a version, one a build."""
+    rows = session.scalars(select(ReferenceRow).where(ReferenceRow.policy == name, ReferenceRow.version == version))
+    return [msgspec.convert(row.body, Reference) for row in rows]
+
+
+def get(session: Session, name: str) -> Policy:
+    """A policy by name. Raises `NotFound`."""
+    return _policy(_row(session, name))
+
+
+def every(session: Session) -> list[Policy]:
+    """All policies, by name."""
+    return [_policy(row) for row in session.scalars(select(PolicyRow).order_by(PolicyRow.name))]
+
+
+def _row(session: Session, name: str) -> PolicyRow:
+    row = session.get(PolicyRow, name)
+    if row is None:
+        raise NotFound("There is no policy with this name: PUT it first.")
+    return row
+
+
+def _policy(row: PolicyRow) -> Policy:
+    return Policy(
+        name=row.name,
+        desired=msgspec.convert(row.desired, Version),
+        under_evaluation=msgspec.convert(row.under_evaluation, Version | None),
+        capture=row.capture,
+        sampling=dict(row.sampling),
+    )

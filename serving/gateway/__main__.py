@@ -1,0 +1,75 @@
+"""`python -m serving.gateway`: one gateway, with one or several worker processes.
+
+Secrets come by environment: EVERLOOP_CONTROL_TOKEN, EVERLOOP_HASH_SECRET (hex). What keeps it from starting
+is one sentence, and exit code 2.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from serving.config import GatewaySettings
+from serving.gateway.server import CannotStart, serve
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = GatewaySettings()
+        if options.settings:
+            settings = GatewaySettings.model_validate_json(options.settings.read_bytes())
+        serve(
+            host=options.host,
+            port=options.port,
+            admin_port=options.admin_port,
+            workers=options.workers,
+            control=options.control,
+            control_token=_secret("EVERLOOP_CONTROL_TOKEN"),
+            hash_secret=bytes.fromhex(_secret("EVERLOOP_HASH_SECRET")),
+            spool=options.spool,
+            snapshot=options.snapshot or options.spool.parent / "gateway-snapshot.json",
+            settings=settings,
+        )
+    except (CannotStart, ValidationError, OSError, ValueError) as error:
+        print(f"everloop gateway: {_sentence(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _secret(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise CannotStart(f"{name} is not set: it comes from run/secrets.json of the home folder")
+    return value
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"settings: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if isinstance(error, ValueError) and "fromhex" in str(error):
+        return "EVERLOOP_HASH_SECRET must be hexadecimal"
+    return str(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="everloop gateway", description="Serves users and records their turns.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: this machine only)")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--control", required=True, metavar="URL", help="the control process")
+    parser.add_argument("--spool", type=Path, required=True, metavar="DIR", help="where turns are made durable")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the port")
+    parser.add_argument(
+        "--admin-port", type=int, help="port for /metrics of the first worker; further workers have the next ones"
+    )
+    parser.add_argument("--snapshot", type=Path, help="where the last snapshot of control is kept")
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="JSON of serving.config.GatewaySettings")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

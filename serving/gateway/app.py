@@ -1,0 +1,125 @@
+"""The gateway as an ASGI application: which path is what, and errors in the caller's dialect.
+
+A plain ASGI callable, for what a framework would do here costs more than the turn. The lifespan opens what
+the process needs and closes it in reverse.
+"""
+
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from ingest.contracts.fleet import Role
+from ingest.contracts.ids import new_id
+from ingest.spool import Spool
+from serving.config import GatewaySettings
+from serving.gateway.dialects import DIALECTS
+from serving.gateway.dialects.base import Dialect
+from serving.gateway.engine_client import EngineClient
+from serving.gateway.errors import GatewayError, MethodNotAllowed, NotFound
+from serving.gateway.exchange import ClientLeft, Exchange, Receive, Scope, Send
+from serving.gateway.feedback import take_feedback
+from serving.gateway.gateway import Gateway
+from serving.gateway.snapshot import Follower
+from serving.gateway.turns import take_turn
+
+log = logging.getLogger(__name__)
+_PLAIN = DIALECTS["/v1/chat/completions"]
+"""Whose errors paths without a dialect of their own answer with."""
+_GET = frozenset({"/health", "/v1/models"})
+_POST = frozenset({*DIALECTS, "/v1/feedback", "/v1/feedback/batch"})
+
+
+class App:
+    """One gateway process's ASGI application."""
+
+    def __init__(
+        self,
+        *,
+        settings: GatewaySettings,
+        control: str,
+        control_token: str,
+        hash_secret: bytes,
+        spool: Path,
+        snapshot: Path,
+        workers: int = 1,
+    ) -> None:
+        self._settings = settings
+        self._control = control
+        self._control_token = control_token
+        self._secret = hash_secret
+        self._spool = spool
+        self._snapshot = snapshot
+        self._workers = workers
+        self.gateway: Gateway
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Opens everything, to be closed with `stack`. Raises `ControlUnreachable`, `SpoolError`."""
+        settings = self._settings
+        follower = await stack.enter_async_context(
+            Follower(self._control, self._control_token, self._snapshot, settings.poll_seconds)
+        )
+        spool = Spool.open(self._spool)
+        stack.callback(spool.close)
+        engines = await stack.enter_async_context(EngineClient(settings.engine_silence_seconds))
+        self.gateway = Gateway(settings, self._secret, follower, spool, engines, self._workers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send)
+        path, method = scope["path"], scope["method"]
+        dialect = DIALECTS.get(path, _PLAIN)
+        try:
+            await self._route(exchange, path, method, dialect)
+        except GatewayError as error:
+            await self._fail(exchange, dialect, error)
+        except ClientLeft:
+            return
+        except Exception as error:  # noqa: BLE001 a bug must reach the log and the caller's dialect, not a broken line
+            log.error("a bug: %s at %s", type(error).__name__, _place(error))
+            await self._fail(exchange, dialect, GatewayError("The gateway failed: its log says where."))
+        finally:
+            known = path if path in _POST or path in _GET else "other"
+            self.gateway.metrics.answered(known, exchange.status)
+
+    async def _route(self, exchange: Exchange, path: str, method: str, dialect: Dialect) -> None:
+        if method == "POST" and path in DIALECTS:
+            await take_turn(self.gateway, exchange, dialect)
+        elif method == "POST" and path in _POST:
+            await take_feedback(self.gateway, exchange, batch=path.endswith("/batch"))
+        elif method in ("GET", "HEAD") and path == "/health":
+            await exchange.answer(200, b'{"status":"ok"}')
+        elif method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
+            await self._models(exchange, path.removeprefix("/v1/models").strip("/"))
+        elif path in _POST or path in _GET:
+            raise MethodNotAllowed(f"{path} does not take {method if method.isalpha() else 'this method'}.")
+        else:
+            raise NotFound("There is nothing at this path: the API starts at /v1.")
+
+    async def _models(self, exchange: Exchange, name: str) -> None:
+        self.gateway.authenticate(exchange, *Role)
+        policies = self.gateway.follower.view.policies
+        if name and name not in policies:
+            raise NotFound("No policy has this model name: `GET /v1/models` lists those that exist.", param="model")
+        models = [
+            {"id": policy, "object": "model", "created": 0, "owned_by": "everloop"}
+            for policy in ([name] if name else policies)
+        ]
+        body = models[0] if name else {"object": "list", "data": models}
+        await exchange.answer(200, msgspec.json.encode(body))
+
+    async def _fail(self, exchange: Exchange, dialect: Dialect, error: GatewayError) -> None:
+        exchange.request_id = exchange.request_id or new_id("req")
+        if error.status >= 500:
+            log.warning("%s: %s", exchange.request_id, error.code)
+        await exchange.fail(error, dialect.error_body(error), dialect.error_event(error))
+
+
+def _place(error: BaseException) -> str:
+    """Where an exception was raised, without its message: that may quote a request."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "unknown"

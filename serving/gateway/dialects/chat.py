@@ -1,0 +1,148 @@
+"""`/v1/chat/completions`: OpenAI's chat format."""
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+import msgspec
+
+from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, expect
+from serving.gateway.errors import BadRequest
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[dict] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[dict] | None = None
+
+
+class _FullChoice(msgspec.Struct):
+    message: _Message
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_FullChoice]
+
+
+_chunks = msgspec.json.Decoder(list[_Chunk])
+_completion = msgspec.json.Decoder(_Completion)
+_MEDIA = ("image_url", "video_url", "audio_url")
+
+
+class Chat(Dialect):
+    """Chat completions. `max_completion_tokens` is the newer name of `max_tokens`; both are clamped."""
+
+    name = "chat"
+    path = "/v1/chat/completions"
+    id_prefix = "chatcmpl-"
+    limits = ("max_tokens", "max_completion_tokens")
+    sent = SAMPLING | {
+        *("messages", "max_completion_tokens", "logprobs", "top_logprobs", "stream", "stream_options"),
+        *("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "include_reasoning"),
+        *("thinking_token_budget", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
+        "documents",
+    }
+    accepted = frozenset(
+        {
+            *("model", "user", "metadata", "store", "service_tier", "prediction", "modalities", "audio"),
+            *("prompt_cache_key", "safety_identifier", "verbosity", "web_search_options"),
+        }
+    )
+
+    def prompts(self, body: dict) -> int:
+        return 1
+
+    def messages(self, body: dict, media_domains: Collection[str]) -> list[dict]:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise BadRequest("`messages` must be a list of at least one message.", param="messages")
+        for place, message in enumerate(messages):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise BadRequest("Each message must be an object with a `role`.", param=f"messages[{place}]")
+            if isinstance(message.get("content"), list):
+                _check_media(message["content"], media_domains, f"messages[{place}].content")
+        expect(body, "stream_options", dict, None)
+        return messages
+
+    def replies(self, body: bytes) -> dict[int, Reply]:
+        return {
+            choice.index: Reply(_assistant(choice.message.content, choice.message.tool_calls), choice.finish_reason)
+            for choice in _completion.decode(body).choices
+        }
+
+    def stream_replies(self, events: bytes) -> dict[int, Reply]:
+        text: dict[int, list[str]] = {}
+        calls: dict[int, dict[int, dict]] = {}
+        finish: dict[int, str] = {}
+        for chunk in decode_events(events, _chunks):
+            for choice in chunk.choices:
+                pieces = text.setdefault(choice.index, [])
+                if choice.finish_reason:
+                    finish[choice.index] = choice.finish_reason
+                if choice.delta is not None:
+                    if choice.delta.content:
+                        pieces.append(choice.delta.content)
+                    for piece in choice.delta.tool_calls or ():
+                        _add_call(calls.setdefault(choice.index, {}), piece)
+        return {
+            index: Reply(_assistant("".join(pieces), list(calls.get(index, {}).values())), finish.get(index))
+            for index, pieces in text.items()
+        }
+
+
+def _assistant(content: str | None, tool_calls: list[dict] | None) -> dict:
+    message: dict = {"role": "assistant", "content": content}
+    if tool_calls:
+        message["tool_calls"] = tool_calls
+    return message
+
+
+def _add_call(calls: dict[int, dict], piece: dict) -> None:
+    """Adds one streamed piece of a tool call: the first names it, the others continue its arguments."""
+    index = piece.pop("index", 0)
+    function = piece.get("function") or {}
+    call = calls.setdefault(
+        index, {"id": piece.get("id"), "type": "function", "function": {"name": "", "arguments": ""}}
+    )
+    call["function"]["name"] = function.get("name") or call["function"]["name"]
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _check_media(parts: list, domains: Collection[str], where: str) -> None:
+    """Refuses media by URL unless its host is allowed: the engine would fetch it from inside."""
+    for place, part in enumerate(parts):
+        if not isinstance(part, dict):
+            raise BadRequest("Each part of a content must be an object.", param=f"{where}[{place}]")
+        for kind in _MEDIA:
+            media = part.get(kind)
+            url = media.get("url") if isinstance(media, dict) else media
+            if url is None or (isinstance(url, str) and url.startswith("data:")):
+                continue
+            if not isinstance(url, str) or not _allowed(url, domains):
+                raise BadRequest(
+                    "Media by URL is refused here unless its host is allowed: send it inline as a data: URL.",
+                    param=f"{where}[{place}].{kind}",
+                )
+
+
+def _allowed(url: str, domains: Collection[str]) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.hostname in domains

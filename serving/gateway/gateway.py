@@ -1,0 +1,144 @@
+"""The parts of one gateway process, and the choices that need several of them.
+
+`turns.py` tells what happens to a request; this holds what it happens with: the follower's view of control,
+the spool, the engines' client, limits, suspicion, loads, metrics. One `Gateway` per process.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ingest.contracts.events import Event
+from ingest.contracts.fleet import Engine, Key, Policy, Role
+from ingest.contracts.ids import keyed_hash
+from ingest.contracts.turn import Turn
+from ingest.spool import CommitTimeout, Spool, SpoolError, SpoolFull
+from serving.config import GatewaySettings
+from serving.fleet.health import Suspicion
+from serving.fleet.routing import choose
+from serving.gateway.auth import Limits, authenticate
+from serving.gateway.engine_client import EngineClient
+from serving.gateway.errors import CaptureFailed, NotFound, Unavailable, VersionUnavailable
+from serving.gateway.exchange import Exchange
+from serving.gateway.metrics import Metrics
+from serving.gateway.snapshot import Follower
+
+SPOOL_MARGIN = 1 << 20
+"""Bytes a spool must have left for a request to be begun, beside its own."""
+
+
+class Gateway:
+    """One process's gateway. `secret` keys the hashes of people and conversations."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        secret: bytes,
+        follower: Follower,
+        spool: Spool,
+        engines: EngineClient,
+        workers: int = 1,
+    ) -> None:
+        self.settings = settings
+        self.secret = secret
+        self.follower = follower
+        self.spool = spool
+        self.engines = engines
+        self.limits = Limits(time.monotonic, workers)
+        self.suspicion = Suspicion(time.monotonic)
+        self.loads: Counter[str] = Counter()
+        self.metrics = Metrics()
+        self.metrics.spool_depth.set_function(lambda: spool.depth)
+        self._in_flight = 0
+        self.metrics.in_flight.set_function(lambda: self._in_flight)
+
+    def authenticate(self, exchange: Exchange, *roles: Role) -> Key:
+        """The caller's key, if it has one of `roles`."""
+        return authenticate(self.follower.view.keys, exchange.header(b"authorization"), *roles)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the turns in progress that this process bounds. Raises `Unavailable`."""
+        if self._in_flight >= self.settings.max_in_flight:
+            raise Unavailable("Too many requests are in progress here: try again in a moment.")
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    @contextmanager
+    def carrying(self, engine: Engine) -> Iterator[None]:
+        """Counts a request as in flight at `engine`, for routing."""
+        self.loads[engine.engine_id] += 1
+        try:
+            yield
+        finally:
+            self.loads[engine.engine_id] -= 1
+
+    def policy(self, model: str) -> Policy:
+        """The policy that a model name asks for. Raises `NotFound`."""
+        policies = self.follower.view.policies
+        policy = policies.get(model) or policies.get(self.settings.default_policy or "")
+        if policy is None:
+            raise NotFound("No policy has this model name: `GET /v1/models` lists those that exist.", param="model")
+        return policy
+
+    def check_room(self, policy: Policy, size: int) -> None:
+        """Refuses a turn that could not be recorded, before anything is generated. Raises `CaptureFailed`."""
+        if policy.capture == "required" and self.spool.room < size + SPOOL_MARGIN:
+            raise CaptureFailed("The spool is full: answers cannot be recorded, and are not given, until it has room.")
+
+    def subject(self, user: str | None) -> str:
+        """The keyed hash of an end user; empty where the caller names none."""
+        return keyed_hash(self.secret, "subject", user) if user else ""
+
+    async def choose_engine(
+        self, policy: str, role: str, affinity: str, version: str | None, tried: Sequence[str] = ()
+    ) -> Engine:
+        """The engine to ask, waiting for a ready one as long as the settings allow.
+
+        Raises `VersionUnavailable` at once where no engine reports `version`, `Unavailable` after the wait.
+        """
+        deadline = time.monotonic() + self.settings.engine_wait_seconds
+        while True:
+            view = self.follower.view
+            engine = choose(
+                view.ready(policy, role, version),
+                affinity,
+                self.loads,
+                lambda engine_id: engine_id in tried or self.suspicion.suspected(engine_id),
+            )
+            if engine is not None:
+                return engine
+            if version is not None and all(e.version != version for e in view.engines(policy, role)):
+                raise VersionUnavailable("No engine reports the version that was asked for.")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Unavailable("No engine is ready for this model: try again in a moment.")
+            await self.follower.changed(left)
+
+    async def record(self, events: Sequence[Event]) -> None:
+        """Puts events on the spool; they are durable when this returns. Raises `CaptureFailed`."""
+        try:
+            await self.spool.append(events, self.settings.commit_seconds)
+        except SpoolError as error:
+            raise CaptureFailed("The answer could not be recorded, and is not given: try again.") from error
+
+    async def commit(self, policy: Policy, turns: Sequence[Turn]) -> bool:
+        """Records turns, and tells whether they are; raises `CaptureFailed` where the policy requires it."""
+        try:
+            await self.record(turns)
+        except CaptureFailed as error:
+            self.metrics.lost(policy.name, _loss(error.__cause__), len(turns))
+            if policy.capture == "required":
+                raise
+            return False
+        return True
+
+
+def _loss(error: BaseException | None) -> str:
+    if isinstance(error, SpoolFull):
+        return "spool_full"
+    return "commit_timeout" if isinstance(error, CommitTimeout) else "spool_error"

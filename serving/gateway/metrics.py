@@ -1,0 +1,94 @@
+"""What a gateway process counts, for Prometheus, on its admin port: by policy, version and arm, never by user."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ingest.contracts.turn import Turn
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The counters of one process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "everloop_requests_total", "Answers by HTTP status.", ("path", "status"), registry=self.registry
+        )
+        labels = ("policy", "version", "arm")
+        self._turns = Counter(
+            "everloop_turns_total", "Turns by how they ended.", (*labels, "finish"), registry=self.registry
+        )
+        self._prompt = Counter("everloop_prompt_tokens_total", "Prompt tokens.", labels, registry=self.registry)
+        self._output = Counter("everloop_output_tokens_total", "Sampled tokens.", labels, registry=self.registry)
+        self._first = Histogram(
+            "everloop_first_token_seconds",
+            "From the request to its first token.",
+            labels,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._made = Counter(
+            "everloop_captures_total", "Turns committed to the spool.", ("policy",), registry=self.registry
+        )
+        self._lost = Counter(
+            "everloop_captures_lost_total",
+            "Turns whose record or commit was lost.",
+            ("policy", "reason"),
+            registry=self.registry,
+        )
+        self._untrainable = Counter(
+            "everloop_untrainable_total",
+            "Turns that cannot be trained on, by reason.",
+            ("policy", "reason"),
+            registry=self.registry,
+        )
+        self._dropped = Counter(
+            "everloop_unknown_fields_total", "Request fields that were left out.", ("dialect",), registry=self.registry
+        )
+        self._retried = Counter(
+            "everloop_engine_retries_total",
+            "Requests asked again on another engine.",
+            ("policy",),
+            registry=self.registry,
+        )
+        self._feedback = Counter("everloop_feedback_total", "Feedback accepted.", ("kind",), registry=self.registry)
+        self.spool_depth = Gauge(
+            "everloop_spool_bytes", "Bytes in the spools, not yet forwarded.", registry=self.registry
+        )
+        self.in_flight = Gauge("everloop_turns_in_progress", "Turns in progress.", registry=self.registry)
+
+    def answered(self, path: str, status: int) -> None:
+        """One HTTP answer. `path` is a route, never what a caller made up."""
+        self._requests.labels(path, str(status)).inc()
+
+    def captured(self, turns: list[Turn], version: str) -> None:
+        """Turns that are on the spool now. `version` is the one that most of them, or all, come from."""
+        for turn in turns:
+            labels = (turn.policy, version, turn.arm)
+            self._turns.labels(*labels, str(turn.finish)).inc()
+            self._output.labels(*labels).inc(len(turn.output_ids) // 4)
+            if not turn.trainable:
+                self._untrainable.labels(turn.policy, turn.untrainable_reason).inc()
+        first = turns[0]
+        labels = (first.policy, version, first.arm)
+        self._prompt.labels(*labels).inc(len(first.prompt_ids) // 4)
+        if first.first_token_at is not None:
+            self._first.labels(*labels).observe(max(0.0, first.first_token_at - first.started_at))
+        self._made.labels(first.policy).inc(len(turns))
+
+    def lost(self, policy: str, reason: str, turns: int = 1) -> None:
+        """Turns whose record (`no_record`) or commit (`spool_full`, `commit_timeout`, …) was lost."""
+        self._lost.labels(policy, reason).inc(turns)
+
+    def dropped(self, dialect: str, fields: int) -> None:
+        """Unknown request fields that were left out."""
+        self._dropped.labels(dialect).inc(fields)
+
+    def retried(self, policy: str) -> None:
+        """A request was asked again, of another engine."""
+        self._retried.labels(policy).inc()
+
+    def feedback(self, kind: str) -> None:
+        """One signal accepted."""
+        self._feedback.labels(kind).inc()

@@ -1,0 +1,110 @@
+"""What one turn carries from step to step while it is in progress."""
+
+import asyncio
+import time
+
+import msgspec
+
+from ingest.contracts.fleet import Engine, Key, Policy, Role
+from ingest.contracts.ids import keyed_hash
+from serving.gateway.dialects.base import Ask, Dialect
+from serving.gateway.errors import BadRequest, Forbidden
+from serving.gateway.exchange import EVENTS, Exchange, Headers
+from serving.gateway.gateway import Gateway
+from serving.gateway.records import Caller
+from serving.gateway.sessions import Conversation, session_hash
+
+ARMS = {"champion": "serve", "evaluation": "evaluation"}
+"""Arms that a caller may name, and the role of the engines that answer them."""
+
+
+class Progress:
+    """One turn: what its request says, where it is answered, and what its answer ends with."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect, policy: Policy, ask: Ask, caller: Caller) -> None:
+        self._gateway = gateway
+        self.dialect = dialect
+        self.policy = policy
+        self.ask = ask
+        self.caller = caller
+        self.request_id = caller.turn_id.removeprefix(dialect.id_prefix)
+        """What the engine makes the answer's id of, and knows the request by."""
+        self.role = ARMS[caller.arm]
+        self.version: str | None = None
+        """The only version that may answer, where the caller names one."""
+        self.affinity = caller.session or caller.conversation.opening
+        self.engine: Engine
+        self.left = False
+        self.status = 200
+        self.streams = False
+        self.content_type = EVENTS
+        self.tail = b""
+        """The end of the answer, held back until the turn is committed."""
+        self.served_version = ""
+        self._rename: tuple[bytes, bytes] | None = None
+        if ask.model != policy.name:
+            self._rename = (_named(policy.name), _named(ask.model))
+        self._aborting: asyncio.Task[None] | None = None
+
+    def engine_body(self) -> bytes:
+        """The request as `engine` is to get it."""
+        return self.dialect.engine_body(
+            self.ask,
+            served_model=self.policy.name,
+            longest=self.engine.max_model_len,
+            salt=keyed_hash(self._gateway.secret, "cache", self.caller.key.key_id),
+            pinned=self.policy.sampling,
+        )
+
+    def caller_left(self) -> None:
+        """Step 6: nobody reads the answer any more, so the engine is told to end it; its record still comes."""
+        if self.left:
+            return
+        self.left = True
+        if hasattr(self, "engine"):
+            self._aborting = asyncio.create_task(self._gateway.engines.abort(self.engine, self.request_id))
+
+    def renamed(self, data: bytes) -> bytes:
+        """The engine's bytes with the model name that the caller asked for."""
+        return data if self._rename is None else data.replace(*self._rename)
+
+    def headers(self, version: str) -> Headers:
+        """What the gateway says of the turn; of a stream, the version that the engine reported when it began."""
+        headers = [(b"x-everloop-turn-id", self.caller.turn_id.encode())]
+        if version:
+            headers.append((b"x-everloop-version", version.encode("latin-1", "replace")))
+        return headers
+
+
+def begin(
+    gateway: Gateway, exchange: Exchange, dialect: Dialect, key: Key, turn_id: str, ask: Ask, policy: Policy
+) -> Progress:
+    """Names a turn's subject, session, arm and version. Raises `BadRequest`, `Forbidden`."""
+    arm = exchange.header(b"x-everloop-arm") or "champion"
+    if arm not in ARMS:
+        raise BadRequest(f"x-everloop-arm must be one of: {', '.join(ARMS)}.")
+    if arm == "evaluation" and Role.EVALUATION not in key.roles:
+        raise Forbidden("x-everloop-arm: evaluation needs a key with the role evaluation.")
+    session = exchange.header(b"x-everloop-session")
+    subject = gateway.subject(ask.user)
+    caller = Caller(
+        turn_id=turn_id,
+        policy=policy.name,
+        dialect=dialect.name,
+        key=key,
+        subject=subject,
+        session=session_hash(gateway.secret, session) if session else None,
+        conversation=Conversation(gateway.secret, key.key_id + subject, ask.messages),
+        samples=ask.samples,
+        arm=arm,
+        recorded=ask.recorded,
+        started_at=time.time(),
+    )
+    turn = Progress(gateway, dialect, policy, ask, caller)
+    turn.version = exchange.header(b"x-everloop-version") or None
+    return turn
+
+
+def _named(model: str) -> bytes:
+    """How an engine's JSON names the model. Inside strings quotes are escaped: only the field itself matches."""
+    return b'"model":' + msgspec.json.encode(model)

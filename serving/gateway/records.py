@@ -1,0 +1,143 @@
+"""From what the engine recorded and what the caller was sent to turns for the log: pure functions.
+
+Invariant: every turn made here passes `Turn.check`; a record that does not keep its contract is stripped of
+its arrays, and the turn says so.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from ingest.contracts.errors import ContractError
+from ingest.contracts.fleet import Engine, Key
+from ingest.contracts.tap import TapCall, TapRecord, TapSample
+from ingest.contracts.turn import Finish, Turn
+from serving.gateway.dialects.base import Reply
+from serving.gateway.sessions import Conversation
+from serving.gateway.trainability import why_untrainable
+
+_ENGINE_WORDS = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+_encode = msgspec.json.encode
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """What a turn's request says of it, before any engine was asked."""
+
+    turn_id: str
+    policy: str
+    dialect: str
+    key: Key
+    subject: str
+    session: str | None
+    """The hash of the caller's own name for its session; None: the conversation names itself."""
+    conversation: Conversation
+    samples: int
+    arm: str
+    recorded: str
+    started_at: float
+
+
+class Ending(msgspec.Struct, kw_only=True):
+    """How an engine's answer ended: `lost` in mid-answer, `left` by the caller, or with its `status`."""
+
+    engine: Engine
+    status: int = 200
+    lost: bool = False
+    left: bool = False
+    record: TapRecord | None = None
+    replies: Mapping[int, Reply] = {}
+    finished_at: float = 0.0
+
+
+def turns_of(caller: Caller, ending: Ending) -> list[Turn]:
+    """One turn for each sample that was asked for, whatever became of it."""
+    recorded = dict(_samples(ending.record, caller.samples))
+    return [
+        _turn(caller, ending, index, *recorded.get(index, (None, None)), ending.replies.get(index))
+        for index in range(caller.samples)
+    ]
+
+
+def complete(turns: list[Turn]) -> bool:
+    """Whether each turn carries what the engine recorded of it."""
+    return all(turn.prompt_ids for turn in turns)
+
+
+def _samples(record: TapRecord | None, expected: int) -> Iterator[tuple[int, tuple[TapCall, TapSample]]]:
+    """Samples by the index that the caller sees: with several prompts, call i holds the samples from i·n."""
+    calls = record.calls if record is not None else ()
+    if len(calls) > 1:
+        calls = tuple(sorted(calls, key=lambda call: (len(call.request_id), call.request_id)))
+    each = expected // max(1, len(calls))
+    for place, call in enumerate(calls):
+        for sample in call.samples:
+            yield place * each + sample.index, (call, sample)
+
+
+def _finish(ending: Ending, sample: TapSample | None, reply: Reply | None) -> Finish:
+    if ending.lost:
+        return Finish.ENGINE_LOST
+    if ending.status >= 400:
+        return Finish.ERROR
+    finish = _ENGINE_WORDS.get(sample.finish or "") if sample is not None else None
+    if finish is Finish.STOP and reply is not None and reply.finish == "tool_calls":
+        return Finish.TOOL_CALLS
+    return finish or (Finish.ABORT if ending.left else Finish.ERROR)
+
+
+def _turn(
+    caller: Caller,
+    ending: Ending,
+    index: int,
+    call: TapCall | None,
+    sample: TapSample | None,
+    reply: Reply | None,
+) -> Turn:
+    finish = _finish(ending, sample, reply)
+    message = reply.message if reply is not None else None
+    session, hashes = caller.conversation.close(message)
+    reason = why_untrainable(call, sample, finish, key_trains=caller.key.train, arm=caller.arm)
+    turn = Turn(
+        turn_id=caller.turn_id,
+        sample=index,
+        policy=caller.policy,
+        dialect=caller.dialect,
+        key_id=caller.key.key_id,
+        subject=caller.subject,
+        session_id=caller.session or session,
+        prefix_hashes=hashes,
+        prompt_ids=call.prompt_ids if call is not None else b"",
+        output_ids=sample.output_ids if sample is not None else b"",
+        logprobs=sample.logprobs if sample is not None else b"",
+        weight_versions=sample.weight_versions if sample is not None else (),
+        sampling=call.sampling if call is not None else {},
+        finish=finish,
+        engine_id=ending.engine.engine_id,
+        engine_build=ending.record.engine_build if ending.record is not None else ending.engine.build,
+        arm=caller.arm,
+        started_at=caller.started_at,
+        first_token_at=ending.record.first_token_at if ending.record is not None else None,
+        finished_at=ending.finished_at,
+        request=caller.recorded,
+        answer=_encode(message).decode() if message is not None else "",
+        trainable=reason is None,
+        untrainable_reason=reason,
+    )
+    try:
+        turn.check()
+    except ContractError:
+        return msgspec.structs.replace(
+            turn,
+            prompt_ids=b"",
+            output_ids=b"",
+            logprobs=b"",
+            weight_versions=(),
+            trainable=False,
+            untrainable_reason="damaged record",
+        )
+    return turn
+
+
+def versions_of(turns: list[Turn]) -> list[str]:
+    """The weight versions that the turns' tokens were sampled from, in order, each once."""
+    return list(dict.fromkeys(span.version for turn in turns for span in turn.weight_versions))

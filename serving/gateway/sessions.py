@@ -1,0 +1,90 @@
+"""Which conversation a turn belongs to, without anybody's co-operation.
+
+A caller may name its session (`x-everloop-session`). Otherwise the conversation names itself by a chain of
+keyed hashes over canonical messages: the hash after message i covers messages 0 … i, the key and the end
+user. The session's name is the hash after the *first assistant message*, which for a first turn is the
+answer itself: two users who open with the same words get answers of their own, and part there.
+
+`prefix_hashes` of a turn are the hashes after each assistant message of its prompt, then after the whole
+prompt, then after its answer. A turn's parent is the one whose last hash stands among its first ones; a
+regenerated turn shares all but the last. Gateways keep nothing; trees are built downstream.
+
+Canonical: role, text, and the names and arguments of tool calls. What harnesses move or reshape between
+turns (cache markers, blocks or plain string, call ids, reasoning) is left out.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ingest.contracts.ids import keyed_hash
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def session_hash(secret: bytes, name: str) -> str:
+    """The session id of the caller's own name for it; feedback on a session uses the same."""
+    return keyed_hash(secret, "session", name)
+
+
+def canonical(message: dict) -> bytes:
+    """What of a message identifies it; equal for a sampled answer and the same answer sent back."""
+    calls = message.get("tool_calls")
+    return _encode((message.get("role"), _text(message.get("content")), _calls(calls) if calls else []))
+
+
+def _text(content: object) -> object:
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) and "text" in part else part for part in content]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(parts)
+        return [{k: v for k, v in p.items() if k != "cache_control"} if isinstance(p, dict) else p for p in parts]
+    return content or ""
+
+
+def _calls(calls: object) -> list[object]:
+    named = []
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            named.append((function.get("name"), _arguments(function.get("arguments"))))
+    return named
+
+
+def _arguments(arguments: object) -> object:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError):
+        return arguments
+
+
+class Conversation:
+    """The chain over one request's messages, open for the answer."""
+
+    def __init__(self, secret: bytes, owner: str, messages: Sequence[dict]) -> None:
+        """`owner` names the key and the end user: equal words of others are other conversations."""
+        self._secret = secret
+        self._after_assistant: list[str] = []
+        head = keyed_hash(secret, "prefix", owner)
+        self.opening = head
+        """The hash after the first message of a user: stable over the conversation, for routing."""
+        opened = False
+        for message in messages:
+            head = self._link(head, message)
+            if not opened:
+                self.opening = head
+                opened = message.get("role") == "user"
+            if message.get("role") == "assistant":
+                self._after_assistant.append(head)
+        self._head = head
+
+    def _link(self, head: str, message: dict) -> str:
+        return keyed_hash(self._secret, "prefix", head.encode() + canonical(message))
+
+    def close(self, answer: dict | None) -> tuple[str, tuple[str, ...]]:
+        """Session id and prefix hashes of the turn that got `answer` (None: no answer is known)."""
+        tail = (self._head,) if answer is None else (self._head, self._link(self._head, answer))
+        session = self._after_assistant[0] if self._after_assistant else tail[-1]
+        return session, (*self._after_assistant, *tail)

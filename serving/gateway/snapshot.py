@@ -1,0 +1,143 @@
+"""What control says, as this gateway knows it: keys, policies and engines in force, indexed for requests.
+
+`Follower` asks control every half second (ETag: an unchanged snapshot is an empty answer), keeps the last
+snapshot on disk, and goes on with it while control is away: a gateway serves, and even starts, without
+control. The file holds the engines' tokens, so only its owner may read it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import aiohttp
+import msgspec
+
+from ingest.contracts.files import write_atomically
+from ingest.contracts.fleet import Engine, EngineState, Key, Policy, Snapshot
+
+log = logging.getLogger(__name__)
+_decode = msgspec.json.Decoder(Snapshot).decode
+
+
+class ControlUnreachable(Exception):
+    """There is no snapshot to begin with: control did not answer, and none was kept from before."""
+
+
+class View:
+    """One snapshot, indexed. Immutable."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.revision = snapshot.revision
+        self.keys: Mapping[str, Key] = MappingProxyType(
+            {key.digest: key for key in snapshot.keys if key.revoked_at is None}
+        )
+        self.policies: Mapping[str, Policy] = MappingProxyType({policy.name: policy for policy in snapshot.policies})
+        engines: dict[tuple[str, str], list[Engine]] = {}
+        for engine in snapshot.engines:
+            engines.setdefault((engine.policy, engine.role), []).append(engine)
+        self._engines = engines
+
+    def engines(self, policy: str, role: str) -> list[Engine]:
+        """Every engine of a policy in a role, in whatever state."""
+        return self._engines.get((policy, role), [])
+
+    def ready(self, policy: str, role: str, version: str | None) -> list[Engine]:
+        """Those that take requests, and report `version` where one is asked for."""
+        return [
+            engine
+            for engine in self.engines(policy, role)
+            if engine.state is EngineState.READY and version in (None, engine.version)
+        ]
+
+
+class Follower:
+    """Keeps `view` up to date. Use as `async with`; raises `ControlUnreachable` on entry."""
+
+    def __init__(self, control: str, token: str, saved: Path, poll_seconds: float) -> None:
+        self._url = control.rstrip("/") + "/v1/snapshot"
+        self._token = token
+        self._saved = saved
+        self._poll_seconds = poll_seconds
+        self._etag = ""
+        self._changed = asyncio.Event()
+        self._away = False
+        self.view: View
+
+    async def __aenter__(self) -> "Follower":
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), trust_env=False)
+        try:
+            await self._start()
+        except BaseException:
+            await self._session.close()
+            raise
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._session.close()
+
+    async def changed(self, seconds: float) -> None:
+        """Returns when a new snapshot came in, or after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    async def _start(self) -> None:
+        try:
+            await self._poll()
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+            try:
+                self.view = View(_decode(self._saved.read_bytes()))
+            except (OSError, msgspec.MsgspecError):
+                raise ControlUnreachable(
+                    f"control at {self._url} did not answer ({_reason(error)}) and no snapshot was kept in "
+                    f"{self._saved}: start control, or check --control and EVERLOOP_CONTROL_TOKEN"
+                ) from error
+            self._away = True
+            log.warning("control is away (%s): serving from the snapshot kept in %s", _reason(error), self._saved)
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            try:
+                await self._poll()
+            except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, OSError) as error:
+                if not self._away:
+                    log.warning("control is away (%s): serving from the last snapshot", _reason(error))
+                self._away = True
+            else:
+                if self._away:
+                    log.warning("control is back")
+                self._away = False
+
+    async def _poll(self) -> None:
+        headers = {"authorization": f"Bearer {self._token}", "if-none-match": self._etag}
+        async with self._session.get(self._url, headers=headers) as response:
+            if response.status == 304:
+                return
+            response.raise_for_status()
+            body = await response.read()
+            self.view = View(_decode(body))
+            self._etag = response.headers.get("etag", "")
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        await asyncio.to_thread(self._save, body)
+
+    def _save(self, body: bytes) -> None:
+        try:
+            write_atomically(self._saved, body)
+            os.chmod(self._saved, 0o600)
+        except OSError as error:
+            log.warning("the snapshot could not be kept in %s (%s): a restart would need control", self._saved, error)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"HTTP {error.status}"
+    return type(error).__name__

@@ -1,0 +1,89 @@
+"""An engine's event stream, split into what goes out now, what is held back, and the tap's record.
+
+Bytes pass unparsed: only event borders are looked for. From the terminal event on, everything is held,
+until the turn is committed; the tap's own event is taken out, and never reaches a caller.
+
+Invariant: `forwarded + held` is the engine's stream without the tap's event, byte for byte.
+"""
+
+import binascii
+
+import msgspec
+
+from ingest.contracts.tap import STREAM_EVENT, TapRecord, decode_tap
+
+_BORDER = b"\n\n"
+_TAP = b"event: " + STREAM_EVENT.encode() + b"\n"
+
+
+class EventStream:
+    """One answer's stream; `terminal` is how its dialect's last event begins."""
+
+    def __init__(self, terminal: bytes) -> None:
+        self._terminal = terminal
+        self._terminal_inside = _BORDER + terminal
+        self._tap_inside = _BORDER + _TAP
+        self._rest = b""
+        self._forwarded: list[bytes] = []
+        self._held: list[bytes] = []
+        self._tap: bytes | None = None
+        self.ended = False
+        """Whether the terminal event was seen."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Takes bytes of the engine; gives those that may go to the caller now: whole events, maybe none."""
+        if self._rest:
+            chunk = self._rest + chunk
+            self._rest = b""
+        if not self.ended and chunk.endswith(_BORDER) and self._is_plain(chunk):
+            self._forwarded.append(chunk)
+            return chunk
+        cut = chunk.rfind(_BORDER) + len(_BORDER)
+        if cut < len(_BORDER):
+            self._rest = chunk
+            return b""
+        self._rest = chunk[cut:]
+        return self._sort(chunk[:cut])
+
+    def _is_plain(self, events: bytes) -> bool:
+        return not (
+            events.startswith((self._terminal, _TAP)) or self._terminal_inside in events or self._tap_inside in events
+        )
+
+    def _sort(self, events: bytes) -> bytes:
+        out = []
+        for event in events[: -len(_BORDER)].split(_BORDER):
+            if event.startswith(_TAP):
+                self._tap = event.partition(b"\ndata: ")[2]
+                continue
+            self.ended = self.ended or event.startswith(self._terminal)
+            (self._held if self.ended else out).append(event + _BORDER)
+        passed = b"".join(out)
+        if passed:
+            self._forwarded.append(passed)
+        return passed
+
+    @property
+    def forwarded(self) -> bytes:
+        """Everything that `feed` gave out."""
+        return b"".join(self._forwarded)
+
+    @property
+    def held(self) -> bytes:
+        """The terminal event, and what the engine sent after it."""
+        return b"".join(self._held)
+
+    @property
+    def record(self) -> TapRecord | None:
+        """The tap's record, None where none arrived whole."""
+        return decode_record(self._tap and self._tap.replace(b"\n", b""), encoded=True)
+
+
+def decode_record(data: bytes | None, *, encoded: bool = False) -> TapRecord | None:
+    """The record in `data` (base64 where `encoded`); None where there is none, or it is damaged."""
+    if not data:
+        return None
+    try:
+        return decode_tap(binascii.a2b_base64(data) if encoded else data)
+    except (msgspec.MsgspecError, binascii.Error):
+        return None

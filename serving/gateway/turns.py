@@ -1,0 +1,190 @@
+"""A turn through the gateway. `take_turn` reads like the list in the design (§4):
+
+1. authenticate, limit, bound the body; errors take the shape of the caller's dialect (`app.py`);
+2. the dialect names policy and session, repairs what the engine would refuse, lets known fields through;
+3. choose the arm, the version, the engine;
+4. forward, streaming bytes through unparsed;
+5. hold back the terminal event until the turn is committed to the spool;
+6. a client that left: the engine's request is aborted, and what was generated is recorded;
+7. an engine that fails before its first byte: once more on another; after it: the dialect's error event.
+
+Invariant: whoever was sent a terminal event has its turn on the spool (`capture = "required"`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from ingest.contracts.fleet import Key, Role
+from ingest.contracts.ids import new_turn_id
+from serving.gateway.dialects.base import Dialect, Reply
+from serving.gateway.engine_client import EngineAnswer, EngineBroke
+from serving.gateway.errors import CaptureFailed, EngineFailed, EngineLost, VersionUnavailable
+from serving.gateway.exchange import ClientLeft, Exchange
+from serving.gateway.gateway import Gateway
+from serving.gateway.progress import Progress, begin
+from serving.gateway.records import Ending, complete, turns_of, versions_of
+from serving.gateway.stream import EventStream
+
+log = logging.getLogger(__name__)
+
+
+async def take_turn(gateway: Gateway, exchange: Exchange, dialect: Dialect) -> None:
+    """Answers one request. Raises `GatewayError` for what the caller is to be told, and `ClientLeft`."""
+    exchange.request_id = turn_id = new_turn_id(dialect.name)
+    key = gateway.authenticate(exchange, Role.INFERENCE, Role.EVALUATION, Role.ADMIN)  # 1
+    with gateway.limits.hold(key), gateway.place():  # 1
+        turn = await read(gateway, exchange, dialect, key, turn_id)  # 1, 2, 3
+        with exchange.watched(turn.caller_left):  # 6
+            async with asked(gateway, turn) as answer:  # 3, 7
+                ending = await relay(gateway, turn, answer, exchange)  # 4
+            await commit(gateway, turn, ending)  # 5
+            await finish(turn, exchange)
+
+
+async def read(gateway: Gateway, exchange: Exchange, dialect: Dialect, key: Key, turn_id: str) -> Progress:
+    """Steps 1 and 2: the body, bounded; what the dialect reads in it; room to record the answer."""
+    settings = gateway.settings
+    body = await exchange.read_body(settings.max_body_bytes, settings.body_seconds)
+    ask = dialect.read(
+        body, admin=Role.ADMIN in key.roles, max_samples=settings.max_samples, media_domains=settings.media_domains
+    )
+    policy = gateway.policy(ask.model)
+    gateway.check_room(policy, len(body))
+    if ask.dropped:
+        gateway.metrics.dropped(dialect.name, ask.dropped)
+    return begin(gateway, exchange, dialect, key, turn_id, ask, policy)
+
+
+@asynccontextmanager
+async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer | None]:
+    """Steps 3 and 7: an engine's answer from its first byte on; asks a second engine where the first one fails.
+
+    None where the caller left and the engine ended without an answer. Raises `EngineFailed`, `ClientLeft`.
+    """
+    tried: list[str] = []
+    while len(tried) < 2:
+        engine = await gateway.choose_engine(turn.policy.name, turn.role, turn.affinity, turn.version, tried)
+        if turn.left:
+            raise ClientLeft
+        turn.engine = engine
+        with gateway.carrying(engine):
+            answer = await ask(gateway, turn)
+            if turn.left or (answer is not None and not answer.refused):
+                try:
+                    yield answer
+                finally:
+                    if answer is not None:
+                        answer.close()
+                return
+            if answer is not None:
+                answer.close()
+        log.warning("engine %s failed before its first byte: turn %s", engine.engine_id, turn.caller.turn_id)
+        gateway.suspicion.failed(engine.engine_id)
+        gateway.metrics.retried(turn.policy.name)
+        tried.append(engine.engine_id)
+    raise EngineFailed("No engine gave an answer: try again in a moment.")
+
+
+async def ask(gateway: Gateway, turn: Progress) -> EngineAnswer | None:
+    """Sends the request to `turn.engine`; None where the engine broke off."""
+    try:
+        return await gateway.engines.ask(turn.engine, turn.dialect.path, turn.engine_body(), turn.request_id)
+    except EngineBroke:
+        return None
+
+
+async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, exchange: Exchange) -> Ending:
+    """Step 4: reads the answer to its end, whatever the caller does, and passes on all but what ends it."""
+    ending = Ending(engine=turn.engine)
+    if answer is not None:
+        ending.status = turn.status = answer.status
+        try:
+            async with asyncio.timeout(gateway.settings.turn_seconds):
+                await (relay_stream if answer.is_stream else relay_body)(turn, answer, exchange, ending)
+        except EngineBroke:
+            ending.lost = not turn.left
+        except TimeoutError:
+            turn.caller_left()
+    ending.left = turn.left
+    ending.finished_at = time.time()
+    (gateway.suspicion.failed if ending.lost else gateway.suspicion.answered)(turn.engine.engine_id)
+    return ending
+
+
+async def relay_stream(turn: Progress, answer: EngineAnswer, exchange: Exchange, ending: Ending) -> None:
+    """An event stream: each chunk goes out as it comes; the terminal event waits in `turn.tail`."""
+    events = EventStream(turn.dialect.terminal)
+    try:
+        chunk = answer.first
+        while chunk:
+            if passed := events.feed(chunk):
+                if not exchange.started:
+                    await exchange.start(answer.status, answer.content_type, turn.headers(turn.engine.version))
+                await exchange.send(turn.renamed(passed))
+            chunk = await answer.chunk()
+        ending.lost = not events.ended and not turn.left
+    finally:
+        turn.streams = True
+        turn.tail = events.held
+        ending.record = events.record
+        ending.replies = replies_of(turn.dialect.stream_replies, events.forwarded)
+
+
+async def relay_body(turn: Progress, answer: EngineAnswer, exchange: Exchange, ending: Ending) -> None:
+    """A JSON body: all of it waits in `turn.tail`, for nothing tells a caller more than its first byte."""
+    body, ending.record = await answer.read()
+    turn.tail = turn.renamed(body)
+    turn.content_type = answer.content_type
+    if answer.status == 200:
+        ending.replies = replies_of(turn.dialect.replies, body)
+
+
+def replies_of(parse, body: bytes) -> Mapping[int, Reply]:
+    """What `parse` reads; nothing where the engine sent what is not of this format."""
+    try:
+        return parse(body)
+    except msgspec.MsgspecError:
+        return {}
+
+
+async def commit(gateway: Gateway, turn: Progress, ending: Ending) -> None:
+    """Step 5: the turn is on the spool when this returns.
+
+    Raises `EngineLost`, `CaptureFailed` or `VersionUnavailable` for an answer that must not end well.
+    """
+    if ending.record is None and not ending.lost and ending.status < 400:
+        ending.record = await gateway.engines.record(turn.engine, turn.request_id)
+    if ending.record is None and ending.status >= 400:
+        return  # refused for its form: nothing was sampled
+    turns = turns_of(turn.caller, ending)
+    versions = versions_of(turns)
+    turn.served_version = versions[-1] if versions else ""
+    if await gateway.commit(turn.policy, turns):
+        gateway.metrics.captured(turns, turn.served_version or turn.engine.version)
+    if ending.left:
+        return
+    if ending.lost:
+        raise EngineLost("The engine went away in mid-answer: try again.")
+    if turn.version is not None and versions not in ([], [turn.version]):
+        raise VersionUnavailable("The engine changed its version in mid-answer: try again.")
+    if not complete(turns):
+        gateway.metrics.lost(turn.policy.name, "no_record", len(turns))
+        if turn.policy.capture == "required":
+            raise CaptureFailed("The engine gave no record of its answer, and it is not given: try again.")
+
+
+async def finish(turn: Progress, exchange: Exchange) -> None:
+    """The end of the answer, which tells the caller that all is well."""
+    if turn.left:
+        return
+    if not turn.streams:
+        await exchange.answer(turn.status, turn.tail, turn.headers(turn.served_version), turn.content_type)
+        return
+    if not exchange.started:
+        await exchange.start(turn.status, turn.content_type, turn.headers(turn.served_version))
+    await exchange.end(turn.tail)

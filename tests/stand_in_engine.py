@@ -1,0 +1,371 @@
+"""A scripted engine, as a program of its own: vLLM's HTTP interface with the tap, and faults on demand.
+
+It speaks `/v1/chat/completions` and `/v1/completions`, streamed and not, emits the record as
+`ingest.contracts.tap` says, and keeps what it sent for a test to compare with. Each token has a random id and logprob;
+its text is "w<id> ". A request that mentions `call_tool` gets a tool call.
+
+    POST /stand-in  {"faults": [...], "delay": S, "version": V}     the next requests meet one fault each
+    GET  /stand-in  {"requests": [bodies], "headers": [...], "sent": {request_id: record}, "aborted": [...]}
+
+Faults: `error500`, `error400`, `drop` (closes before the first byte), `cut` (closes in mid-answer), `die_before` and `die_mid`
+(the process ends), `no_record`, `damaged_record`, `hold` (after the first token, until aborted), `error_event`.
+
+With `--control` it posts heartbeats as an engine of `--policy`.
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import random
+import sys
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from ingest.contracts.arrays import pack_ids, pack_logprobs
+from ingest.contracts.fleet import Assignment, EngineState, Heartbeat
+from ingest.contracts.tap import LENGTH_HEADER, REQUEST_HEADER, STREAM_EVENT, TapCall, TapRecord, TapSample, encode_tap
+from ingest.contracts.turn import Span
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "max_tokens")
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+class Sample:
+    """One output in the making."""
+
+    def __init__(self, index: int, length: int) -> None:
+        self.index, self.length = index, length
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[str] = []
+        self.finish: str | None = None
+
+    def step(self, version: str) -> str:
+        """Samples one token; its text."""
+        self.ids.append(random.randrange(1000))
+        self.logprobs.append(-random.random())
+        self.versions.append(version)
+        if len(self.ids) >= self.length:
+            self.finish = "stop"
+        return f"w{self.ids[-1]} "
+
+    def frozen(self) -> TapSample:
+        """As the tap records it."""
+        spans: list[Span] = []
+        for at, version in enumerate(self.versions):
+            if spans and spans[-1].version == version:
+                spans[-1] = Span(version, spans[-1].start, at + 1)
+            else:
+                spans.append(Span(version, at, at + 1))
+        return TapSample(
+            index=self.index,
+            output_ids=pack_ids(self.ids),
+            logprobs=pack_logprobs(self.logprobs),
+            weight_versions=tuple(spans),
+            finish=self.finish,
+        )
+
+
+class StandIn:
+    """The engine's state and handlers."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.token, self.model, self.version = options.token, options.model, options.version
+        self.length, self.delay, self.max_len = options.tokens, options.delay, options.max_model_len
+        self.faults: list[str] = []
+        self.requests: list[dict] = []
+        self.headers: list[dict] = []
+        self.sent: dict[str, TapRecord] = {}
+        self.aborted: list[str] = []
+        self.running: dict[str, asyncio.Event] = {}
+
+    async def generate(self, http: web.Request, dialect: str) -> web.StreamResponse:
+        """One call."""
+        if http.headers.get("authorization") != f"Bearer {self.token}":
+            return _error(401, "Unauthorized")
+        body = await http.json()
+        self.requests.append(body)
+        self.headers.append(dict(http.headers))
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "die_before":
+            os._exit(9)
+        if fault == "drop":
+            http.transport.abort()
+            return web.Response()
+        if fault == "error500":
+            return _error(500, "scripted")
+        if fault == "error400":
+            return _error(400, "scripted refusal")
+        if body.get("model") != self.model:
+            return _error(404, "no such model")
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or self.length
+        if limit > self.max_len:
+            return _error(400, "max_tokens is above the context length")
+        request_id = http.headers.get("x-request-id", "none")
+        stopped = self.running[request_id] = asyncio.Event()
+        call = _Call(dialect, request_id, body, min(limit, self.length))
+        try:
+            if body.get("stream"):
+                return await self._stream(http, call, fault, stopped)
+            return await self._whole(http, call, fault, stopped)
+        finally:
+            del self.running[request_id]
+
+    async def _steps(self, call: "_Call", fault: str, stopped: asyncio.Event):
+        at = 0
+        while any(sample.finish is None for sample in call.samples):
+            if self.delay:
+                await asyncio.sleep(self.delay)
+            if fault == "hold" and at:
+                await stopped.wait()
+            if stopped.is_set():
+                for sample in call.samples:
+                    sample.finish = sample.finish or "abort"
+                return
+            at += 1
+            for sample in call.samples:
+                if sample.finish is None:
+                    yield sample, sample.step(self.version)
+
+    def _record(self, call: "_Call", fault: str) -> bytes:
+        record = TapRecord(engine_build="stand-in", first_token_at=None, calls=call.frozen())
+        self.sent[call.request_id] = record
+        if fault == "no_record":
+            del self.sent[call.request_id]
+            return b""
+        return encode_tap(record)[: 7 if fault == "damaged_record" else None]
+
+    async def _whole(self, http: web.Request, call: "_Call", fault: str, stopped: asyncio.Event) -> web.StreamResponse:
+        texts: dict[int, str] = {}
+        async for sample, text in self._steps(call, fault, stopped):
+            texts[sample.index] = texts.get(sample.index, "") + text
+            if fault == "die_mid":
+                os._exit(9)
+        body = json.dumps(call.whole(texts), separators=(",", ":")).encode()
+        tapped = http.headers.get(REQUEST_HEADER) == self.token
+        record = self._record(call, fault) if tapped else b""
+        headers = {"content-type": "application/json"}
+        if record:
+            headers[LENGTH_HEADER] = str(len(record))
+        return web.Response(body=body + record, headers=headers)
+
+    async def _stream(self, http: web.Request, call: "_Call", fault: str, stopped: asyncio.Event) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        await response.prepare(http)
+        async for sample, text in self._steps(call, fault, stopped):
+            await response.write(_event(call.chunk(sample, text)))
+            if fault == "cut" and len(sample.ids) == 2:
+                http.transport.abort()
+                return response
+            if fault == "die_mid" and len(sample.ids) == 2:
+                os._exit(9)
+            if fault == "error_event" and len(sample.ids) == 2:
+                await response.write(_event({"error": {"message": "scripted", "type": "server_error", "code": 500}}))
+                break
+        record = self._record(call, fault) if http.headers.get(REQUEST_HEADER) == self.token else b""
+        await response.write(b"data: [DONE]\n\n")
+        if record:
+            await response.write(b"event: " + STREAM_EVENT.encode() + b"\ndata: " + base64.b64encode(record) + b"\n\n")
+        await response.write_eof()
+        return response
+
+    # -- the plugin's routes, and the stand-in's own
+
+    async def abort(self, http: web.Request) -> web.Response:
+        """`POST /everloop/abort`."""
+        if http.headers.get(REQUEST_HEADER) != self.token:
+            return _error(401, "Unauthorized")
+        request_id = (await http.json())["request_id"]
+        self.aborted.append(request_id)
+        if request_id in self.running:
+            self.running[request_id].set()
+        return web.json_response({})
+
+    async def record(self, http: web.Request) -> web.Response:
+        """`GET /everloop/records/{request_id}`."""
+        if http.headers.get(REQUEST_HEADER) != self.token:
+            return _error(401, "Unauthorized")
+        record = self.sent.get(http.match_info["request_id"])
+        return _error(404, "unknown") if record is None else web.Response(body=encode_tap(record))
+
+    async def script(self, http: web.Request) -> web.Response:
+        """`POST /stand-in`."""
+        order = await http.json()
+        self.faults += order.get("faults", [])
+        self.delay = order.get("delay", self.delay)
+        self.version = order.get("version", self.version)
+        return web.json_response({})
+
+    async def tell(self, http: web.Request) -> web.Response:
+        """`GET /stand-in`."""
+        told = {"requests": self.requests, "headers": self.headers, "sent": self.sent, "aborted": self.aborted}
+        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+
+    async def heartbeats(self, options: argparse.Namespace) -> None:
+        """Reports itself ready each second, and takes the assigned version for its own."""
+        beat = Heartbeat(
+            policy=options.model,
+            url=f"http://127.0.0.1:{options.port}",
+            token=self.token,
+            role=options.role,
+            state=EngineState.READY,
+            version=self.version,
+            build="stand-in",
+            max_model_len=self.max_len,
+        )
+        url = f"{options.control}/v1/engines/{options.engine_id}/heartbeat"
+        headers = {"authorization": f"Bearer {os.environ['EVERLOOP_CONTROL_TOKEN']}"}
+        async with aiohttp.ClientSession() as session:
+            while True:
+                try:
+                    async with session.post(url, data=msgspec.json.encode(beat), headers=headers) as response:
+                        if response.status == 200:
+                            target = msgspec.json.decode(await response.read(), type=Assignment).target
+                            self.version = target.version
+                            beat = msgspec.structs.replace(beat, version=target.version)
+                except aiohttp.ClientError as error:
+                    print(f"stand-in: no heartbeat: {type(error).__name__}", file=sys.stderr)
+                await asyncio.sleep(0.3)
+
+
+class _Call:
+    """One request being answered."""
+
+    def __init__(self, dialect: str, request_id: str, body: dict, length: int) -> None:
+        self.dialect, self.request_id, self.body = dialect, request_id, body
+        prompt = body.get("prompt")
+        self.prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+        self.n = body.get("n") or 1
+        self.samples = [Sample(i, length) for i in range(self.n * len(self.prompts))]
+        self.tool = "call_tool" in json.dumps(body)
+
+    @property
+    def id(self) -> str:
+        """The answer's id, as vLLM makes it."""
+        return ("chatcmpl-" if self.dialect == "chat" else "cmpl-") + self.request_id
+
+    def frozen(self) -> tuple[TapCall, ...]:
+        """One call to the engine for each prompt."""
+        text = json.dumps(self.body.get("messages") or self.body.get("prompt"))
+        sampling = {**NEUTRAL, **{name: self.body[name] for name in SAMPLING if self.body.get(name) is not None}}
+        calls = []
+        for place in range(len(self.prompts)):
+            samples = self.samples[place * self.n : (place + 1) * self.n]
+            calls.append(
+                TapCall(
+                    request_id=self.id if self.dialect == "chat" else f"{self.id}-{place}",
+                    prompt_ids=pack_ids(list(text.encode())),
+                    samples=tuple(
+                        msgspec.structs.replace(sample.frozen(), index=at) for at, sample in enumerate(samples)
+                    ),
+                    sampling=sampling,
+                    constrained="grammar" if self.body.get("response_format") else None,
+                )
+            )
+        return tuple(calls)
+
+    def _call(self, text: str) -> dict:
+        return {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": json.dumps({"at": text})}}
+
+    def _finish(self, sample: Sample) -> str | None:
+        return "tool_calls" if self.tool and sample.finish == "stop" else sample.finish
+
+    def chunk(self, sample: Sample, text: str) -> dict:
+        """One event of a stream."""
+        if self.dialect == "chat":
+            delta: dict = {"content": text}
+            if self.tool:
+                first = len(sample.ids) == 1
+                function = {"name": "look", "arguments": "{"} if first else {"arguments": ""}
+                if sample.finish:
+                    function["arguments"] += '"at":1}'
+                delta = {"tool_calls": [{"index": 0, "id": "call-1" if first else None, "function": function}]}
+            choice = {"index": sample.index, "delta": delta, "finish_reason": self._finish(sample)}
+            return {
+                "id": self.id,
+                "object": "chat.completion.chunk",
+                "created": 1,
+                "model": self.body["model"],
+                "choices": [choice],
+            }
+        choice = {"index": sample.index, "text": text, "finish_reason": sample.finish}
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": 1,
+            "model": self.body["model"],
+            "choices": [choice],
+        }
+
+    def whole(self, texts: dict[int, str]) -> dict:
+        """The JSON answer."""
+        choices = []
+        for sample in self.samples:
+            text = texts.get(sample.index, "")
+            if self.dialect == "chat":
+                message: dict = {"role": "assistant", "content": text}
+                if self.tool:
+                    message = {"role": "assistant", "content": None, "tool_calls": [self._call(text)]}
+                choices.append({"index": sample.index, "message": message, "finish_reason": self._finish(sample)})
+            else:
+                choices.append({"index": sample.index, "text": text, "finish_reason": sample.finish})
+        kind = "chat.completion" if self.dialect == "chat" else "text_completion"
+        tokens = sum(len(sample.ids) for sample in self.samples)
+        usage = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": 1,
+            "model": self.body["model"],
+            "choices": choices,
+            "usage": usage,
+        }
+
+
+def _event(value: dict) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response(
+        {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}, status=status
+    )
+
+
+def main() -> None:
+    """Serves until it is killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--token", default="engine-token")
+    parser.add_argument("--model", default="policy")
+    parser.add_argument("--version", default="base")
+    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds for each token")
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--control", help="post heartbeats there (EVERLOOP_CONTROL_TOKEN)")
+    parser.add_argument("--engine-id", default="stand-in")
+    parser.add_argument("--role", default="serve")
+    options = parser.parse_args()
+    engine = StandIn(options)
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/v1/chat/completions", lambda http: engine.generate(http, "chat"))
+    app.router.add_post("/v1/completions", lambda http: engine.generate(http, "completions"))
+    app.router.add_post("/everloop/abort", engine.abort)
+    app.router.add_get("/everloop/records/{request_id}", engine.record)
+    app.router.add_post("/stand-in", engine.script)
+    app.router.add_get("/stand-in", engine.tell)
+
+    async def start(_: web.Application) -> None:
+        if options.control:
+            app["heartbeats"] = asyncio.create_task(engine.heartbeats(options))
+
+    app.on_startup.append(start)
+    web.run_app(app, host="127.0.0.1", port=options.port, print=None, access_log=None)
+
+
+if __name__ == "__main__":
+    main()
