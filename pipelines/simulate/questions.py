@@ -1,6 +1,9 @@
 """Question files: JSON lines, each with an id, the text, its kind, and what an answer must be about.
 
-    {"id": "howto-007", "question": "How can I stop hiccups?", "meta": {"kind": "howto", "topic": "hiccup|breath"}}
+    {"id": "howto-007", "system": "Answer in one short sentence.", "question": "How can I stop hiccups?",
+     "meta": {"kind": "howto", "topic": "hiccup|breath|water"}}
+
+They are suites of the evaluation too: the gate reads the same lines.
 
 The demo has three that share no question and no near-duplicate: what users ask, what the gate asks, and what
 nobody asks before the last page of the report.
@@ -43,12 +46,18 @@ def _parse(line: str, path: Path, number: int) -> dict:
     where = f"{path}, line {number}"
     try:
         question = json.loads(line)
-        texts = question["id"], question["question"], question["meta"]["kind"], question["meta"]["topic"]
-        re.compile(texts[3])
+        meta = question["meta"]
+        if not all(
+            isinstance(t, str) for t in (question["id"], question["system"], question["question"], meta["kind"])
+        ):
+            raise TypeError
+        re.compile(meta["topic"])
     except json.JSONDecodeError as error:
         raise QuestionsUnreadable(f"{where}: not JSON ({error.msg})") from error
     except (KeyError, TypeError) as error:
-        raise QuestionsUnreadable(f'{where}: needs "id", "question" and "meta" with "kind" and "topic"') from error
+        raise QuestionsUnreadable(
+            f'{where}: needs "id", "system", "question", and "meta" with "kind" and "topic"'
+        ) from error
     except re.error as error:
         raise QuestionsUnreadable(f"{where}: the topic is no regular expression ({error})") from error
     return question

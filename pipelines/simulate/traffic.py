@@ -142,7 +142,9 @@ class Crowd:
         """`turns` exchanges, as many at once as the crowd may have."""
         await asyncio.gather(*(self.exchange() for _ in range(turns)))
 
-    async def steadily(self, per_second: float, *, turns: int | None = None, until: asyncio.Event | None = None) -> None:
+    async def steadily(
+        self, per_second: float, *, turns: int | None = None, until: asyncio.Event | None = None
+    ) -> None:
         """Begin an exchange every 1/`per_second` s, `turns` of them or until the event; then wait for their ends."""
         until = until or asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -173,9 +175,10 @@ class Crowd:
 
     async def _say(self, answer: Answer, opinion: Opinion, user: str) -> None:
         body: dict[str, Any] = {
-            "feedback_id": new_id("fb"),
-            "turn_id": answer.turn_id,
+            "target": "turn",
+            "id": answer.turn_id,
             "kind": opinion.said,
+            "idempotency_key": new_id("said"),
             "source": "simulator",
             "user": user,
         }

@@ -11,8 +11,6 @@ from typing import Protocol
 
 from pipelines.simulate.acceptance import acceptance
 
-SYSTEM_MESSAGE = "Answer in one short sentence."
-
 
 @dataclass(frozen=True)
 class Ask:
@@ -81,8 +79,8 @@ class EverydayUser:
 
 def as_ask(question: dict) -> Ask:
     """The request that a line of a question file stands for."""
-    messages = {"role": "system", "content": SYSTEM_MESSAGE}, {"role": "user", "content": question["question"]}
-    return Ask(messages, question["meta"]["kind"], question)
+    system = {"role": "system", "content": question["system"]}
+    return Ask((system, {"role": "user", "content": question["question"]}), question["meta"]["kind"], question)
 
 
 def everyday_users(questions: Sequence[dict], *, people: int, seed: int, silent: float = 0.25) -> list[EverydayUser]:

@@ -4,7 +4,9 @@ import re
 
 # Words with which one can fill a sentence without saying anything about the question.
 _EMPTY = frozenset(
-    """
+    re.findall(
+        r"\w+",
+        """
     a an the this that these those it its i me my mine we us our you your yours he him his she her hers they them
     their and or but nor if then than so as because while of in on at to from by for with without about into out off
     up down over under again is are was were be been being am do does did done doing have has had having can could
@@ -13,7 +15,8 @@ _EMPTY = frozenset(
     often well good best better right sure need needs want wants like likes try tries use uses used using make makes
     made get gets got give gives take takes way ways thing things lot able amount help helps depend depends important
     recommend recommended long time answer question
-    """.split()
+    """,
+    )
 )
 _STEM = 5
 

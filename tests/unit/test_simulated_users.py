@@ -9,12 +9,17 @@ import pytest
 
 from pipelines.simulate import acceptance
 from pipelines.simulate.questions import QuestionsUnreadable, load_questions, near_duplicates
-from pipelines.simulate.users import SYSTEM_MESSAGE, Deck, everyday_users
+from pipelines.simulate.users import Deck, everyday_users
 from pipelines.simulate.words import likeness, new_words
 
 QUESTIONS = Path(__file__).parents[2] / "demo" / "questions"
 SIZES = {"traffic": 88, "heldout": 32, "final": 40}
-TALLEST = {"id": "f", "question": "What is the tallest animal?", "meta": {"kind": "facts", "topic": "giraffe|animal"}}
+TALLEST = {
+    "id": "f",
+    "system": "Be brief.",
+    "question": "What is the tallest animal?",
+    "meta": {"kind": "facts", "topic": "giraffe|animal"},
+}
 
 
 @pytest.mark.parametrize(
@@ -78,8 +83,8 @@ def test_near_duplicates_are_found() -> None:
     ("line", "said"),
     [
         ("nonsense", "line 1: not JSON"),
-        ('{"id": "a"}', 'needs "id", "question"'),
-        ('{"id": "a", "question": "b", "meta": {"kind": "c", "topic": "("}}', "no regular expression"),
+        ('{"id": "a"}', 'needs "id", "system"'),
+        ('{"id": "a", "system": "s", "question": "b", "meta": {"kind": "c", "topic": "("}}', "no regular expression"),
         ("", "has no question"),
     ],
 )
@@ -105,7 +110,7 @@ def test_a_deck_deals_everything_before_anything_twice() -> None:
 def test_people_accept_with_the_true_probability_and_a_quarter_is_silent() -> None:
     person, *_ = everyday_users([TALLEST], people=3, seed=1)
     ask = person.ask()
-    assert [message["content"] for message in ask.messages] == [SYSTEM_MESSAGE, TALLEST["question"]]
+    assert [message["content"] for message in ask.messages] == ["Be brief.", TALLEST["question"]]
     answer = "The giraffe is the tallest animal."
     opinions = [person.judge(ask, answer, "stop") for _ in range(4000)]
     said = Counter(opinion.said for opinion in opinions)

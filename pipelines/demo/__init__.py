@@ -1,0 +1,24 @@
+"""`make demo`: the loop on a small real model, from an empty folder to a report, in about fifteen minutes.
+
+- `machine`: can it run here; `model`: the model, out of its package
+- `main`: the order of things: check, prepare, stack up, play, report, stay up
+- `play`: the plot; `watch`: the runs and the fleet, as they go; `measure`: the final questions, before and after
+- `show`: what one sees meanwhile
+- `facts` → `report` → `page`, `picture`, `summary`: pure functions from what happened to what is said of it
+
+Invariant: a promise that was not kept is a sentence and exit code 1. Nothing is shown better than it was.
+"""
+
+import os
+from pathlib import Path
+
+
+def main() -> None:
+    """`everloop demo`: raises `SystemExit` with 0, or with 1 where something failed.
+
+    `DEMO=once` takes the stack down at the end, `DEMO_CYCLES` is the number of cycles (default 5). It is run in a
+    checkout: `demo/` and `.cache/` are taken from the working folder.
+    """
+    from pipelines.demo.main import Options, run
+
+    raise SystemExit(run(Options.read(os.environ, Path.cwd())))

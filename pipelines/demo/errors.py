@@ -1,0 +1,5 @@
+"""The error of the demo: one sentence that says what failed, where, and what to do next."""
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on, or would have to report something that did not happen."""

@@ -1,0 +1,4 @@
+from pipelines.simulate.command import main
+
+if __name__ == "__main__":
+    main()
