@@ -40,6 +40,8 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     pairs: tuple[tuple[str, int, int], ...]
     counts: dict[str, int]
     """Turns of the policy by state, at the cut."""
+    versions: tuple[str, ...] = ()
+    """Weight versions of the policy by their last use before the cut, newest first."""
     reward_specification: dict
     reward_digest: str
     baselines: dict[str, Baseline]

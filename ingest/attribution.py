@@ -1,0 +1,182 @@
+"""Attribution: each turn of a policy has exactly one current state, whatever the order in which events landed.
+
+A windowed join in SQL (`sql/attribution.sql`) over the lake's turns, feedback and erasures. It runs on DuckDB here;
+`sql/functions.sql` holds the few functions whose names differ, so that the same text can run on Spark.
+
+**A signal counts** for a turn when it names the turn (or its session: then for every turn of the session that had
+begun when it was received, undivided), its sender's key made the turn or is trusted, and it was received at most
+`window_seconds` after the turn's end; before the turn's own arrival is as good as after. Of events with the same
+(key, feedback id) the first received counts. Of counted signals with the same source and target that answer the
+same question (accept and reject are answers to one, every other kind is its own) the last received counts, the
+others are revised. A turn's **feedback revision** is the number of signals that counted or were revised: it only grows.
+
+**States**, the first that holds:
+
+- `censored`: nobody could judge the answer, or it must not be used: it was aborted or failed, it was sampled for an
+  evaluation, its key opted out of training, or its subject or session was erased;
+- `superseded`: nobody judged the turn itself, and its subject sent the identical prompt again in the same session,
+  within `retry_seconds` after its end;
+- `settled`: a signal counted, and the last one is `settle_seconds` old;
+- `silent`: no signal counted, and the window and the watermark of the log have passed: none will;
+- `open`: the rest.
+
+A turn that is not trainable (greedy, constrained, no record) has a state like any other; it is never **ready**. Ready
+is settled, trainable, in no accepted dataset yet, and fresh (`fresh_seconds`, `fresh_versions`).
+
+Invariant: the result depends on the events, the cut and the watermark, and on nothing else.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pyarrow as pa
+import pyarrow.dataset
+
+from ingest.config import AttributionSettings, RewardSettings
+from ingest.datasets import used_turns
+from ingest.lake import ERASURES, FEEDBACK, TURNS, open_table, read
+
+STATES = ("open", "settled", "silent", "censored", "superseded")
+
+_SQL = Path(__file__).parent / "sql"
+_TABLES = (TURNS, FEEDBACK, ERASURES)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Nothing received after `at` counts. The log is complete up to `watermark`. `lake_versions` pins Delta versions
+    of tables by name; a table that it does not name is read as it stands now."""
+
+    at: float
+    watermark: float
+    lake_versions: dict[str, int] = field(default_factory=dict)
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the turns that users saw (neither censored nor superseded): how many got a signal that counted, and how
+    many of those a reward above 0. `open` ones may still get theirs."""
+
+    arm: str
+    version: str
+    segment: str
+    turns: int
+    open: int
+    answered: int
+    positive: int
+
+
+class AttributionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns of the policy by state; how many are ready for a dataset; who answers, and how."""
+
+    policy: str
+    counts: dict[str, int]
+    ready: int
+    rates: tuple[Rate, ...]
+
+
+def attribute(
+    *,
+    lake: Path,
+    policy: str,
+    settings: AttributionSettings,
+    rewards: RewardSettings,
+    now: float,
+    watermark: float,
+    used_datasets: Path,
+) -> AttributionReport:
+    """The states of the policy's turns at `now` (Unix seconds, as `watermark`). `used_datasets` is the folder of all
+    datasets."""
+    used = used_turns(used_datasets, policy)
+    with attributed(lake, policy, settings, rewards, Cut(now, watermark), used) as join:
+        (ready,) = join.execute("SELECT count(*) FROM attributed WHERE ready").fetchone() or (0,)
+        return AttributionReport(policy=policy, counts=state_counts(join), ready=ready, rates=response_rates(join))
+
+
+@contextmanager
+def attributed(
+    lake: Path,
+    policy: str,
+    settings: AttributionSettings,
+    rewards: RewardSettings,
+    cut: Cut,
+    used: Iterable[tuple[str, int]],
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """`joined` over the tables of the lake."""
+    tables = {table: read(lake, table, cut.lake_versions.get(table)) for table in _TABLES}
+    with joined(tables, policy, settings, rewards, cut, used) as join:
+        yield join
+
+
+@contextmanager
+def joined(
+    tables: Mapping[str, pa.Table | pa.dataset.Dataset],
+    policy: str,
+    settings: AttributionSettings,
+    rewards: RewardSettings,
+    cut: Cut,
+    used: Iterable[tuple[str, int]],
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A DuckDB connection with the tables `attributed` (a row a turn), `signal` (a row a signal and turn),
+    `version_age`, and the lake's `lake_turns`, `lake_feedback`, `lake_erasures`. `used` are (turn id, sample) of
+    accepted datasets."""
+    rule, _, name = rewards.segment.partition(":")
+    parameters = {
+        "policy": policy,
+        "cut": cut.at,
+        "watermark": cut.watermark,
+        "window": settings.window_seconds,
+        "settle": settings.settle_seconds,
+        "retry": settings.retry_seconds,
+        "fresh_seconds": settings.fresh_seconds,
+        "fresh_versions": settings.fresh_versions,
+        "segment_rule": rule,
+        "segment_path": f"$.metadata.{name}" if name else "$",
+        **rewards.model_dump(exclude={"segment"}),
+    }
+    pairs = list(used)
+    turn_ids, samples = pa.array([t for t, _ in pairs], pa.string()), pa.array([s for _, s in pairs], pa.int32())
+    with duckdb.connect() as join:
+        for table in _TABLES:
+            join.register(f"lake_{table}", tables[table])
+        join.register("trusted", pa.table({"key_id": pa.array(settings.trusted_keys, pa.string())}))
+        join.register("used", pa.table({"turn_id": turn_ids, "sample": samples}))
+        for statement in _statements("functions.sql") + _statements("attribution.sql"):
+            join.execute(statement, {name: value for name, value in parameters.items() if f"${name}" in statement})
+        yield join
+
+
+def lake_versions(lake: Path) -> dict[str, int]:
+    """The Delta version of each table that the join reads, by name."""
+    return {table: open_table(lake, table).version() for table in _TABLES}
+
+
+def state_counts(join: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Turns by state; every state has its line."""
+    seen = dict(join.execute("SELECT state, count(*) FROM attributed GROUP BY state").fetchall())
+    return {state: seen.get(state, 0) for state in STATES}
+
+
+def response_rates(join: duckdb.DuckDBPyConnection) -> tuple[Rate, ...]:
+    """Response rates by arm, weight version and segment."""
+    rows = join.execute(
+        """
+        SELECT
+            arm, version, segment, count(*),
+            sum(CASE WHEN state = 'open' THEN 1 ELSE 0 END),
+            sum(CASE WHEN revision > 0 THEN 1 ELSE 0 END),
+            sum(CASE WHEN reward > 0 THEN 1 ELSE 0 END)
+        FROM attributed WHERE state NOT IN ('censored', 'superseded')
+        GROUP BY arm, version, segment ORDER BY arm, version, segment
+        """
+    ).fetchall()
+    return tuple(Rate(**dict(zip(Rate.__struct_fields__, row, strict=True))) for row in rows)
+
+
+def _statements(name: str) -> list[str]:
+    """The statements of a file; a `;` at the end of a line ends one, and comments hold none."""
+    text = "\n".join(line for line in (_SQL / name).read_text().splitlines() if not line.startswith("--"))
+    return [statement.strip() for statement in text.split(";\n") if statement.strip()]

@@ -1,0 +1,74 @@
+"""Small lakes for tests: turns and feedback written as landing writes them."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from ingest.contracts.arrays import pack_ids, pack_logprobs
+from ingest.lake import SCHEMAS, open_table
+
+_sequence = itertools.count(1)
+
+
+def turn(turn_id: str, **changes: Any) -> dict[str, Any]:
+    """A trainable turn of 3 tokens that ended at 100 s. `prompt`, `output`, `logprobs`: lists; `version`: one span."""
+    output = changes.pop("output", [5, 6, 7])
+    logprobs = changes.pop("logprobs", [-0.5] * len(output))
+    version = changes.pop("version", "base")
+    row = {
+        "turn_id": turn_id,
+        "sample": 0,
+        "policy": "p",
+        "dialect": "chat",
+        "key_id": "k",
+        "subject": f"subject of {turn_id}",
+        "session_id": f"session of {turn_id}",
+        "prompt_ids": pack_ids(changes.pop("prompt", [1, 2])),
+        "output_ids": pack_ids(output),
+        "logprobs": pack_logprobs(logprobs),
+        "weight_versions": [{"version": version, "start": 0, "end": len(output)}],
+        "sampling": '{"temperature":1.0}',
+        "finish": "stop",
+        "arm": "champion",
+        "started_at": changes.get("finished_at", 100.0) - 1.0,
+        "finished_at": 100.0,
+        "request": "{}",
+        "answer": "",
+        "trainable": True,
+        "untrainable_reason": None,
+        "spool_id": "s",
+        "sequence": next(_sequence),
+        "landed_at": 0.0,
+    }
+    return row | changes
+
+
+def feedback(target_id: str, kind: str = "accept", **changes: Any) -> dict[str, Any]:
+    """Feedback of the turn's own key, received at 110 s."""
+    sequence = next(_sequence)
+    row = {
+        "feedback_id": f"f{sequence}",
+        "target": "turn",
+        "target_id": target_id,
+        "sample": 0,
+        "kind": kind,
+        "value": None,
+        "text": None,
+        "source": "user",
+        "key_id": "k",
+        "subject": "",
+        "occurred_at": changes.get("received_at", 110.0),
+        "received_at": 110.0,
+        "spool_id": "s",
+        "sequence": sequence,
+        "landed_at": 0.0,
+    }
+    return row | changes
+
+
+def land(lake: Path, table: str, *rows: dict[str, Any]) -> None:
+    """Append rows to a table of the lake."""
+    write_deltalake(open_table(lake, table), pa.Table.from_pylist(list(rows), schema=SCHEMAS[table]), mode="append")

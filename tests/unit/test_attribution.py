@@ -1,0 +1,340 @@
+"""Attribution: one state a turn, whatever the order; the join against a slow obvious version of itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingest.attribution import AttributionReport, Cut, Rate, attribute, attributed, joined
+from ingest.config import AttributionSettings, RewardSettings
+from ingest.lake import SCHEMAS
+from ingest.rewards import explain, specification_digest
+from tests.lakes import feedback, land, turn
+from tests.slow_attribution import attribute_slowly
+
+SETTINGS = AttributionSettings(window_seconds=60)
+REWARDS = RewardSettings()
+
+
+def report(lake: Path, now: float = 1000.0, **options: Any) -> AttributionReport:
+    return attribute(
+        lake=lake,
+        policy="p",
+        settings=options.pop("settings", SETTINGS),
+        rewards=options.pop("rewards", REWARDS),
+        now=now,
+        watermark=options.pop("watermark", now),
+        used_datasets=lake / "none",
+    )
+
+
+def states(lake: Path, now: float = 1000.0, **options: Any) -> dict[str, tuple[str, int, float | None]]:
+    """Turn id → state, revision, reward."""
+    cut = Cut(now, options.pop("watermark", now))
+    rules, rewards = options.pop("settings", SETTINGS), options.pop("rewards", REWARDS)
+    with attributed(lake, "p", rules, rewards, cut, ()) as join:
+        rows = join.execute("SELECT turn_id, state, revision, reward FROM attributed").fetchall()
+    assert len({row[0] for row in rows}) == len(rows)
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_an_empty_lake_has_no_turns(tmp_path: Path) -> None:
+    assert report(tmp_path).counts == dict.fromkeys(("open", "settled", "silent", "censored", "superseded"), 0)
+
+
+def test_other_policies_are_not_counted(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"), turn("b", policy="q"))
+    assert set(states(tmp_path)) == {"a"}
+
+
+def test_a_turn_is_silent_only_after_window_and_watermark(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"))
+    assert states(tmp_path, now=159)["a"] == ("open", 0, None)
+    assert states(tmp_path, now=500, watermark=159)["a"][0] == "open"
+    assert states(tmp_path, now=500, watermark=160)["a"] == ("silent", 0, None)
+
+
+def test_feedback_settles_its_turn_even_when_it_came_first(tmp_path: Path) -> None:
+    land(tmp_path, "feedback", feedback("a", received_at=90))
+    assert states(tmp_path) == {}
+    land(tmp_path, "turns", turn("a"))
+    assert states(tmp_path)["a"] == ("settled", 1, 0.75)
+
+
+def test_a_turn_waits_for_a_revision_as_long_as_it_is_told(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"))
+    land(tmp_path, "feedback", feedback("a", received_at=110))
+    patient = AttributionSettings(window_seconds=60, settle_seconds=20)
+    assert states(tmp_path, now=129, settings=patient)["a"][0] == "open"
+    assert states(tmp_path, now=130, settings=patient)["a"][0] == "settled"
+
+
+def test_late_feedback_does_not_count(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"))
+    land(tmp_path, "feedback", feedback("a", received_at=161, feedback_id="late"))
+    assert states(tmp_path)["a"] == ("silent", 0, None)
+    (told,) = explain(tmp_path, "p", "a", settings=SETTINGS, rewards=REWARDS, now=1000)
+    assert (told.feedback_id, told.status, told.contribution) == ("late", "late", 0.0)
+
+
+def test_a_later_verdict_of_the_same_source_revises_the_earlier(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"))
+    land(
+        tmp_path,
+        "feedback",
+        feedback("a", "reject", received_at=112),
+        feedback("a", "accept", received_at=111),
+        feedback("a", "accept", received_at=111, source="implicit:copied"),
+    )
+    assert states(tmp_path, now=111)["a"] == ("settled", 2, 1.0)
+    assert states(tmp_path)["a"] == ("settled", 3, 0.5)
+    told = explain(tmp_path, "p", "a", settings=SETTINGS, rewards=REWARDS, now=1000)
+    assert sorted((t.kind, t.source, t.status, t.contribution) for t in told) == [
+        ("accept", "implicit:copied", "counted", 0.75),
+        ("accept", "user", "revised", 0.0),
+        ("reject", "user", "counted", -0.25),
+    ]
+
+
+def test_feedback_sent_twice_counts_once(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"))
+    land(
+        tmp_path, "feedback", *[feedback("a", feedback_id="same", received_at=at, source=str(at)) for at in (111, 110)]
+    )
+    assert states(tmp_path)["a"] == ("settled", 1, 0.75)
+
+
+def test_only_the_turns_own_key_or_a_trusted_one_may_speak(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"))
+    land(tmp_path, "feedback", feedback("a", key_id="stranger"))
+    assert states(tmp_path)["a"] == ("silent", 0, None)
+    trusting = AttributionSettings(window_seconds=60, trusted_keys=("stranger",))
+    assert states(tmp_path, settings=trusting)["a"] == ("settled", 1, 0.75)
+
+
+def test_a_sample_answers_for_itself(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a", sample=0), turn("a", sample=1))
+    land(tmp_path, "feedback", feedback("a", sample=1))
+    counts = report(tmp_path).counts
+    assert (counts["settled"], counts["silent"]) == (1, 1)
+
+
+def test_session_feedback_reaches_the_turns_that_had_begun(tmp_path: Path) -> None:
+    turns = [turn(name, session_id="s", finished_at=at) for name, at in (("a", 100.0), ("b", 110.0), ("c", 130.0))]
+    land(tmp_path, "turns", *turns, turn("other"))
+    land(tmp_path, "feedback", feedback("s", "outcome", target="session", value=0.5, received_at=120))
+    found = states(tmp_path)
+    assert found["a"] == found["b"] == ("settled", 1, 0.5)
+    assert found["c"][0] == found["other"][0] == "silent"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"finish": "abort"},
+        {"finish": "error"},
+        {"finish": "engine_lost"},
+        {"arm": "evaluation"},
+        {"trainable": False, "untrainable_reason": "opted out"},
+    ],
+)
+def test_what_nobody_could_judge_is_censored(tmp_path: Path, change: dict) -> None:
+    land(tmp_path, "turns", turn("a", **change))
+    land(tmp_path, "feedback", feedback("a"))
+    assert states(tmp_path)["a"][0] == "censored"
+    assert report(tmp_path).ready == 0
+
+
+def test_an_erased_turn_is_censored_and_an_erased_subject_unheard(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a", subject="gone"), turn("b", session_id="gone"), turn("c"))
+    land(tmp_path, "feedback", feedback("a"), feedback("b"), feedback("c", subject="gone"))
+    for target in ("subject", "session"):
+        erasure = {"erasure_id": target, "target": target, "target_id": "gone", "requested_at": 0.0}
+        land(tmp_path, "erasures", erasure | {"spool_id": "s", "sequence": 1, "landed_at": 0.0})
+    found = states(tmp_path)
+    assert (found["a"][0], found["b"][0], found["c"][0]) == ("censored", "censored", "silent")
+
+
+def test_a_retry_supersedes_what_nobody_judged(tmp_path: Path) -> None:
+    same = {"session_id": "s", "subject": "u"}
+    land(
+        tmp_path,
+        "turns",
+        turn("first", **same),
+        turn("second", finished_at=110.0, **same),
+        turn("judged", session_id="t", subject="u"),
+        turn("judged again", session_id="t", subject="u", finished_at=110.0),
+        turn("other prompt", finished_at=90.0, prompt=[9], **same),
+        turn("other subject", finished_at=90.0, session_id="s", subject="v"),
+    )
+    land(tmp_path, "feedback", feedback("judged", "reject"))
+    found = {name: state for name, (state, *_) in states(tmp_path).items()}
+    assert found == {
+        "first": "superseded",
+        "second": "silent",
+        "judged": "settled",
+        "judged again": "silent",
+        "other prompt": "silent",
+        "other subject": "silent",
+    }
+
+
+def test_only_trainable_fresh_turns_are_ready(tmp_path: Path) -> None:
+    turns = [
+        turn("ready", finished_at=1000.0, version="v3"),
+        turn("greedy", finished_at=1000.0, version="v3", trainable=False, untrainable_reason="greedy"),
+        turn("empty", finished_at=1000.0, version="v3", output=[], logprobs=[]),
+        turn("old", finished_at=500.0, version="v2"),
+        turn("stale", finished_at=990.0, version="v1"),
+    ]
+    turns[2]["weight_versions"] = []
+    land(tmp_path, "turns", *turns, turn("later v2", finished_at=995.0, version="v2"))
+    land(tmp_path, "feedback", *[feedback(t["turn_id"], received_at=t["finished_at"]) for t in turns])
+    rules = AttributionSettings(fresh_seconds=100, fresh_versions=1)
+    with attributed(tmp_path, "p", rules, REWARDS, Cut(1000, 1000), ()) as join:
+        ready = join.execute("SELECT turn_id FROM attributed WHERE ready").fetchall()
+        ages = join.execute("SELECT version, age FROM version_age ORDER BY age").fetchall()
+    assert ready == [("ready",)]
+    assert ages == [("v3", 0), ("v2", 1), ("v1", 2)]
+
+
+def test_signals_become_numbers(tmp_path: Path) -> None:
+    names = ("score", "outcome", "abstain", "comment", "kept", "rewritten", "unknown answer", "much")
+    answer = '{"role":"assistant","content":"abcd"}'
+    land(tmp_path, "turns", *[turn(name, answer="" if name == "unknown answer" else answer) for name in names])
+    land(
+        tmp_path,
+        "feedback",
+        feedback("score", "score", value=0.5),
+        feedback("outcome", "outcome", value=-1.0),
+        feedback("abstain", "abstain"),
+        feedback("comment", "comment", text="hm"),
+        feedback("kept", "edit", text="abcd"),
+        feedback("rewritten", "edit", text="abxy"),
+        feedback("unknown answer", "edit", text="abcd"),
+        feedback("much", "score", value=1.0),
+        feedback("much", "accept"),
+    )
+    rewards = RewardSettings(score_scale=0.8, outcome_scale=0.5)
+    assert {name: row[2] for name, row in states(tmp_path, rewards=rewards).items()} == {
+        "score": 0.4,
+        "outcome": -0.5,
+        "abstain": 0.0,
+        "comment": None,
+        "kept": 0.75,
+        "rewritten": 0.25,
+        "unknown answer": None,
+        "much": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "segment"), [("key", "k"), ("none", ""), ("metadata:kind", "howto"), ("metadata:absent", "")]
+)
+def test_the_segment_follows_its_rule(tmp_path: Path, rule: str, segment: str) -> None:
+    land(tmp_path, "turns", turn("a", request='{"metadata":{"kind":"howto"}}'))
+    (rate,) = report(tmp_path, rewards=RewardSettings(segment=rule)).rates
+    assert rate.segment == segment
+
+
+def test_response_rates_by_arm_version_and_segment(tmp_path: Path) -> None:
+    land(
+        tmp_path, "turns", *[turn(str(i), version="v2" if i > 2 else "v1") for i in range(5)], turn("x", finish="abort")
+    )
+    land(tmp_path, "feedback", feedback("0"), feedback("1", "reject"), feedback("3"))
+    assert report(tmp_path, now=150).rates == (
+        Rate(arm="champion", version="v1", segment="k", turns=3, open=1, answered=2, positive=1),
+        Rate(arm="champion", version="v2", segment="k", turns=2, open=1, answered=1, positive=1),
+    )
+
+
+def test_the_digest_names_the_specification() -> None:
+    assert specification_digest(RewardSettings()) == specification_digest(RewardSettings())
+    assert specification_digest(RewardSettings()) != specification_digest(RewardSettings(accept=1.0))
+
+
+TIMES = st.integers(0, 12).map(float)
+PEOPLE = st.sampled_from(["u", "v"])
+KEYS = st.sampled_from(["k", "l", "trusted"])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[dict], list[dict], set[tuple[str, str]]]:
+    turns = []
+    for number in range(draw(st.integers(1, 5))):
+        ended = draw(TIMES)
+        change = draw(st.sampled_from([{}, {}, {}, {"finish": "abort"}, {"arm": "evaluation"}, {"trainable": False}]))
+        turns.append(
+            turn(
+                f"t{number // 2}",
+                sample=number % 2,
+                session_id=draw(st.sampled_from(["s", "r"])),
+                subject=draw(PEOPLE),
+                key_id=draw(st.sampled_from(["k", "l"])),
+                prompt=draw(st.sampled_from([[1], [2]])),
+                started_at=ended - draw(st.integers(0, 2)),
+                finished_at=ended,
+                **change,
+            )
+        )
+    said = []
+    for number in range(draw(st.integers(0, 6))):
+        on_turn = draw(st.booleans())
+        said.append(
+            feedback(
+                draw(st.sampled_from(["t0", "t1", "t2"] if on_turn else ["s", "r"])),
+                draw(st.sampled_from(["accept", "reject", "score", "comment", "abstain"])),
+                target="turn" if on_turn else "session",
+                sample=draw(st.integers(0, 1)) if on_turn else 0,
+                value=draw(st.sampled_from([-0.5, 0.125])),
+                source=draw(st.sampled_from(["user", "application"])),
+                key_id=draw(KEYS),
+                subject=draw(PEOPLE),
+                feedback_id=draw(st.sampled_from(["f", f"f{number}"])),
+                received_at=draw(TIMES),
+                occurred_at=draw(TIMES),
+            )
+        )
+    erased = draw(st.sampled_from([set(), set(), set(), {("subject", "v")}, {("session", "r")}]))
+    return turns, said, erased
+
+
+def table(name: str, rows: list[dict]) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=SCHEMAS[name])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    history=histories(),
+    rules=st.builds(
+        AttributionSettings,
+        window_seconds=st.sampled_from([1.0, 5.0]),
+        settle_seconds=st.sampled_from([0.0, 2.0]),
+        retry_seconds=st.sampled_from([0.0, 3.0]),
+        fresh_seconds=st.sampled_from([4.0, 100.0]),
+        trusted_keys=st.sampled_from([(), ("trusted",)]),
+    ),
+    cut=TIMES,
+    watermark=TIMES,
+    seed=st.randoms(use_true_random=False),
+)
+def test_the_join_equals_the_slow_version_in_any_order(
+    history: Any, rules: AttributionSettings, cut: float, watermark: float, seed: Any
+) -> None:
+    turns, said, erased = history
+    used = {("t0", 1)}
+    expected = attribute_slowly(turns, said, erased, used, rules, REWARDS, cut, watermark)
+    seed.shuffle(turns)
+    seed.shuffle(said)
+    tables = {
+        "turns": table("turns", turns),
+        "feedback": table("feedback", said),
+        "erasures": table("erasures", [{"target": t, "target_id": i} for t, i in erased]),
+    }
+    with joined(tables, "p", rules, REWARDS, Cut(cut, watermark), used) as join:
+        rows = join.execute("SELECT turn_id, sample, state, revision, reward, ready FROM attributed").fetchall()
+    assert len(rows) == len(expected)
+    assert {(row[0], row[1]): row[2:] for row in rows} == expected
