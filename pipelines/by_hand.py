@@ -1,0 +1,74 @@
+"""Single stages outside the loop, for an operator: nothing is recorded in the run history or the registry."""
+
+import secrets as random
+import threading
+from pathlib import Path
+
+from ingest.contracts.checkpoint import EXPORT
+from pipelines.config import Config
+from pipelines.control import Control
+from pipelines.errors import PipelineError
+from pipelines.home import BASE, Home
+from pipelines.local import workers_of
+from pipelines.stack import addresses, secrets
+
+
+def train(config: Config, home: Home, policy: str, dataset: str, parent: str | None) -> dict:
+    """The manifest of a new checkpoint `chand-…`, trained on `dataset` from `parent` (default: the base)."""
+    folder = home.datasets / policy / dataset
+    _must_exist(folder, f"everloop runs shows the datasets of {policy}")
+    origin = home.checkpoint(policy, parent or BASE)
+    _must_exist(origin, f"everloop versions shows the checkpoints of {policy}")
+    workers = workers_of(config, home)
+    try:
+        return workers.call(
+            "trainer",
+            "trainer.stage:train",
+            settings=config.policies[policy].trainer,
+            policy=policy,
+            dataset=folder,
+            parent=origin,
+            reference=home.checkpoint(policy, BASE),
+            output=home.checkpoint(policy, f"chand-{random.token_hex(3)}"),
+            mlflow=None,
+            progress=None,
+        )
+    finally:
+        workers.close()
+
+
+def evaluate(
+    config: Config, home: Home, policy: str, checkpoint: str, champion: str | None, output: Path | None
+) -> dict:
+    """The verdict on `checkpoint`, sampled through the running stack, in `output` (default: below `run/`)."""
+    folder = home.checkpoint(policy, checkpoint)
+    _must_exist(folder, f"everloop versions shows the checkpoints of {policy}")
+    where, keys = addresses.load(home), secrets.load_or_create(home.run / "secrets.json")
+    control, settings = Control(where.control, keys.control_token), config.policies[policy]
+    if champion is None:
+        champion = next(p["desired"]["version"] for p in control.fleet()["policies"] if p["name"] == policy)
+    control.put_under_evaluation(policy, checkpoint, folder / EXPORT)
+    control.wait_evaluation_engine(policy, checkpoint, settings.schedule.engine_seconds, threading.Event())
+    run_id = f"hand-{random.token_hex(3)}"
+    workers = workers_of(config, home)
+    try:
+        return workers.call(
+            "promotion",
+            "evaluation.stage:evaluate",
+            settings=settings.evaluation,
+            policy=policy,
+            run_id=run_id,
+            challenger=checkpoint,
+            champion=champion,
+            gateway=where.gateway,
+            key=keys.evaluation_key,
+            look=1,
+            output=(output or home.root / "evaluations" / run_id).resolve(),
+        )
+    finally:
+        workers.close()
+
+
+def _must_exist(folder: Path, hint: str) -> None:
+    if not (folder / "manifest.json").exists():
+        raise PipelineError(f"{folder} is not complete or does not exist: {hint}")

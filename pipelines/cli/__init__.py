@@ -1,0 +1,45 @@
+"""The command line: what an operator does in a day.
+
+It answers at once: a command imports what it needs when it is called, never at the top of a module. Errors are one
+sentence on standard error, exit code 1; wrong usage is exit code 2; `--json` wherever a table is printed.
+
+- `stack`: up, down, status, doctor      - `loop`: run, runs, train, evaluate
+- `registry`: versions, promote, rollback - `keys`, `log`, `kafka`, `config`
+- `processes`: gateway, control, engine, simulate, demo: as `python -m …`, with its own options
+"""
+
+import sys
+
+import typer
+
+from pipelines.cli import config, kafka, keys, log, loop, processes, registry, stack
+from pipelines.cli.output import sentence
+
+app = typer.Typer(
+    name="everloop",
+    help="The serving backend whose model keeps learning from its users.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+stack.add_to(app)
+loop.add_to(app)
+registry.add_to(app)
+app.add_typer(keys.app, name="keys", help="API keys: create, list, revoke.")
+app.add_typer(log.app, name="log", help="The event log: tail, count.")
+app.add_typer(kafka.app, name="kafka", help="A Kafka broker on this machine, for development: up, down.")
+app.add_typer(config.app, name="config", help="The configuration: check, reference.")
+processes.add_to(app)
+
+
+def main() -> None:
+    """The command `everloop`."""
+    try:
+        app()
+    except Exception as error:
+        said = sentence(error)
+        if said is None:
+            raise
+        print(said, file=sys.stderr)
+        raise SystemExit(1) from None

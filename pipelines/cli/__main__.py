@@ -1,0 +1,5 @@
+"""`python -m pipelines.cli` is `everloop`."""
+
+from pipelines.cli import main
+
+main()

@@ -1,0 +1,51 @@
+"""How the command line speaks: JSON for programs, tables for people, one sentence for what went wrong."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", envvar="EVERLOOP_CONFIG", help="The configuration file.", show_default=True)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DEFAULT_CONFIG = Path("everloop.toml")
+
+PACKAGES = ("serving", "ingest", "trainer", "evaluation", "promotion", "pipelines")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=1, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """A table on standard output; where that is no terminal, as wide as its content."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table)
+
+
+def when(seconds: float | None) -> str:
+    """A time as people read it: local, to the second."""
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def sentence(error: Exception) -> str | None:
+    """What to tell of an error that a part of everloop raised; None for one that is a fault of the program."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in PACKAGES:
+        return f"{error.name} is not installed here: install everloop[control,engine,trainer]"
+    if type(error).__module__.split(".")[0] in PACKAGES:
+        return str(error)
+    return None

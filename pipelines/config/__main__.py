@@ -1,0 +1,6 @@
+"""Prints the configuration reference."""
+
+from pipelines.config import Config
+from pipelines.config.reference import render
+
+print(render(Config), end="")

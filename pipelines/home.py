@@ -1,0 +1,89 @@
+"""The home folder: where one installation keeps everything, and the only place that spells its paths.
+
+spool/ lake/ datasets/<policy>/ checkpoints/<policy>/   events, tables, datasets, checkpoints
+control/control.db   mlflow/   datadocs/   kafka/       databases and pages of the processes
+pipelines.db                                            runs, schedule, lease
+logs/<process>.log   run/                               of the processes on this machine
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+BASE = "base"
+"""The id of the checkpoint that a policy's model was imported as: the fixed reference of every training run."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """The paths below `root`, an absolute path. Nothing is created before `create` is called."""
+
+    root: Path
+
+    @classmethod
+    def at(cls, root: Path) -> "Home":
+        """The home folder at `root`, made absolute."""
+        return cls(root.expanduser().resolve())
+
+    @property
+    def spool(self) -> Path:
+        return self.root / "spool"
+
+    @property
+    def lake(self) -> Path:
+        return self.root / "lake"
+
+    @property
+    def datasets(self) -> Path:
+        return self.root / "datasets"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, policy: str, checkpoint_id: str) -> Path:
+        """The folder of one checkpoint."""
+        return self.checkpoints / policy / checkpoint_id
+
+    @property
+    def control(self) -> Path:
+        return self.root / "control" / "control.db"
+
+    @property
+    def mlflow(self) -> Path:
+        return self.root / "mlflow"
+
+    @property
+    def docs(self) -> Path:
+        return self.root / "datadocs"
+
+    @property
+    def kafka(self) -> Path:
+        return self.root / "kafka"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "pipelines.db"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    def create(self) -> "Home":
+        """Makes the folders that processes expect to exist; `run` only for its owner (it holds the secrets)."""
+        for folder in (
+            self.spool,
+            self.lake,
+            self.datasets,
+            self.checkpoints,
+            self.control.parent,
+            self.docs,
+            self.logs,
+        ):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.mlflow / "artifacts").mkdir(parents=True, exist_ok=True)
+        self.run.mkdir(mode=0o700, exist_ok=True)
+        return self

@@ -1,0 +1,186 @@
+"""Brings the stack of one home folder up, and down again.
+
+Up reads as the order of things: checks, what a dead supervisor left, addresses and secrets, the base checkpoint of
+each policy, the processes that others need, the policies in control and in the registry, everything else, and health.
+Each step may be done again: `up` on a stack that runs changes only what the configuration changed.
+"""
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from ingest.contracts.checkpoint import EXPORT
+from pipelines.config import Config
+from pipelines.control import Control
+from pipelines.errors import PipelineError
+from pipelines.home import BASE, Home
+from pipelines.lease import holder_of
+from pipelines.records import Outcome
+from pipelines.runs import Runs
+from pipelines.stack import addresses, checks, leftovers, programs, secrets
+from pipelines.stack.addresses import Addresses
+from pipelines.stack.supervisor import Supervisor
+from serving.config import ControlSettings, GatewaySettings
+
+Tell = Callable[[str, str], None]
+"""Hears (part, what it is doing) while the stack starts."""
+
+
+class Stack:
+    """The processes of one configuration on this machine."""
+
+    def __init__(self, config: Config, config_path: Path, tell: Tell = lambda part, doing: None) -> None:
+        self.config, self.config_path = config, config_path.resolve()
+        self.home = Home.at(config.everloop.home)
+        self.supervisor = Supervisor(self.home)
+        self._tell = tell
+
+    def up(self) -> Addresses:
+        """Starts what does not run, waits until everything is in service; raises `PipelineError` where it cannot."""
+        running = self.supervisor.running
+        if not running:
+            self._check()
+            self._clear()
+        self.home.create()
+        kafka = self._kafka()
+        where = addresses.choose(self.config, self.home, kafka, self._free if running else None)
+        keys = secrets.load_or_create(self.home.run / "secrets.json")
+        for policy in self.config.policies:
+            self._tell("model", f"checkpoint {BASE} of {policy}")
+            self._import(policy)
+        found = programs.programs(self.config, self.config_path, self.home, where, self._versions())
+        if not running:
+            self._write([p for p in found if p.name in programs.FIRST])
+            self.supervisor.start(keys.environment())
+        control = Control(where.control, keys.control_token)
+        self._wait("control", lambda: _answers(f"{where.control}/health"))
+        self._policies(control)
+        self._evaluation_key(control, keys)
+        self._write(found)
+        self.supervisor.apply()
+        self._wait("mlflow", lambda: _answers(f"{where.mlflow}/health"))
+        for policy in self.config.policies:
+            self._tell("registry", f"champion of {policy}")
+            self._register(policy, where.mlflow)
+        self._wait("gateway", lambda: _answers(f"{where.gateway}/health"))
+        self._wait("scheduler", lambda: holder_of(self.home.database, "scheduler", time.time()) is not None)
+        self._wait("engines", lambda: self._converged(control))
+        return where
+
+    def down(self, timeout: float = 90.0) -> list[int]:
+        """Stops everything; the processes that had to be ended by hand. Raises where one is left all the same."""
+        session = self.supervisor.pid
+        self.supervisor.shut_down(timeout)
+        rest = leftovers.find(self.home.root, session)
+        leftovers.end(rest)
+        left = leftovers.find(self.home.root, session)
+        if left:
+            names = ", ".join(f"{leftovers.name_of(pid)} ({pid})" for pid in left)
+            raise PipelineError(f"these processes did not end: {names}: end them by hand")
+        return rest
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        found = [*checks.machine(self.config, self.home.root), *checks.models(self.config), *checks.ports(self.config)]
+        wrong = [check.advice for check in (*found, checks.kafka(self.config)) if check.fatal and not check.ok]
+        if wrong:
+            raise PipelineError("\n".join(wrong))
+
+    def _clear(self) -> None:
+        rest = leftovers.find(self.home.root, self.supervisor.pid)
+        if rest:
+            names = ", ".join(sorted({leftovers.name_of(pid) for pid in rest}))
+            self._tell("leftovers", f"ending {len(rest)} processes of a stack whose supervisor was killed: {names}")
+            leftovers.end(rest)
+
+    def _kafka(self) -> bool:
+        kind = self.config.log.kind
+        if kind != "auto":
+            return kind == "kafka"
+        if not self.config.log.own_broker:
+            self._tell("log", "kafka: [log] bootstrap is set")
+            return True
+        found = checks.kafka(self.config)
+        self._tell("log", f"{'kafka' if found.ok else 'embedded'}: {found.seen}")
+        return found.ok
+
+    def _free(self, port: int) -> bool:
+        """On a stack that runs, its own ports are its to keep."""
+        return port in addresses.load(self.home).ports.values() or addresses.is_free(port)
+
+    def _import(self, policy: str) -> None:
+        if not (self.home.checkpoint(policy, BASE) / "manifest.json").exists():
+            from trainer.checkpoints import import_model
+
+            import_model(self.config.policies[policy].model, self.home.checkpoints, policy)
+
+    def _versions(self) -> dict[str, str]:
+        """What serving engines start from: the last promoted checkpoint, so that a restart needs no swap."""
+        runs = Runs(self.home.database)
+        versions = {}
+        for policy in self.config.policies:
+            promoted = (r.checkpoint_id for r in runs.history(policy) if r.outcome == Outcome.PROMOTED)
+            versions[policy] = next(
+                (v for v in promoted if (self.home.checkpoint(policy, v) / "manifest.json").exists()), BASE
+            )
+        return versions
+
+    def _write(self, found: list[programs.Program]) -> None:
+        for values, kind in ((self.config.gateway, GatewaySettings), (self.config.control, ControlSettings)):
+            path, data = programs.settings_file(self.home, values, kind)
+            path.write_bytes(data)
+        self.supervisor.configuration.write_text(programs.render(found, self.home, self.config_path.parent))
+
+    def _policies(self, control: Control) -> None:
+        for name, policy in self.config.policies.items():
+            export = self.home.checkpoint(name, BASE) / EXPORT
+            control.put_policy(name, BASE, export, policy.capture, policy.sampling)
+
+    def _evaluation_key(self, control: Control, keys: secrets.Secrets) -> None:
+        known = {key["key_id"] for key in control.keys() if key.get("revoked_at") is None}
+        if keys.evaluation_key and keys.evaluation_key_id in known:
+            return
+        made = control.create_key("everloop evaluation", ["inference", "evaluation"], train=False)
+        fresh = keys.with_evaluation_key(made["key"], made["key_id"])
+        secrets.save(self.home.run / "secrets.json", fresh)
+
+    def _register(self, policy: str, mlflow: str) -> None:
+        from promotion import registry
+
+        if registry.champion(mlflow=mlflow, policy=policy) is None:
+            registry.register(mlflow=mlflow, checkpoint=self.home.checkpoint(policy, BASE))
+            registry.promote(mlflow=mlflow, policy=policy, checkpoint_id=BASE)
+
+    def _converged(self, control: Control) -> bool:
+        fleet = control.fleet()
+        engines = [e for e in fleet["engines"] if e.get("state") != "lost"]
+        ready = [e for e in engines if e.get("state") == "ready"]
+        self._tell("engines", f"{len(ready)} of {len(self.config.engines)} ready")
+        return len(ready) >= len(self.config.engines) and all(fleet["converged"].values())
+
+    def _wait(self, part: str, done: Callable[[], bool]) -> None:
+        self._tell(part, "starting")
+        deadline = time.monotonic() + self.config.everloop.start_seconds
+        while not done():
+            if time.monotonic() > deadline:
+                raise PipelineError(
+                    f"{part} was not in service after {self.config.everloop.start_seconds:.0f} s: its log in "
+                    f"{self.home.logs} says why; `everloop down` stops the rest"
+                )
+            if not self.supervisor.running:
+                raise PipelineError(
+                    f"supervisord ended while {part} was starting: see {self.home.logs}/supervisord.log"
+                )
+            time.sleep(0.25)
+        self._tell(part, "in service")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
+    except (OSError, urllib.error.HTTPError):
+        return False

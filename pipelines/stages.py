@@ -1,0 +1,191 @@
+"""What each stage of the loop does on real parts: the shell of `pipelines.flow`.
+
+A stage gathers its arguments, calls its function in a resident worker, and hands back JSON-like values. Order,
+records and retries are the flow's business; the work itself is the packages'.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ingest.contracts.checkpoint import EXPORT
+from pipelines.config import Config, PolicyConfig
+from pipelines.control import Control
+from pipelines.errors import StageFailed
+from pipelines.flow import Ended
+from pipelines.home import BASE, Home
+from pipelines.lineage import origin
+from pipelines.records import Outcome, Run, Stage
+from pipelines.runs import Runs
+from pipelines.stack.addresses import Addresses
+from pipelines.stack.secrets import Secrets
+from pipelines.workers import Report, Workers
+
+
+class LocalStages:
+    """The stages of one policy, in this home folder, against the processes at `addresses`."""
+
+    def __init__(
+        self,
+        policy: str,
+        config: Config,
+        home: Home,
+        addresses: Addresses,
+        secrets: Secrets,
+        runs: Runs,
+        workers: Workers,
+        stop: threading.Event,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._policy, self._home, self._runs, self._clock = policy, home, runs, clock
+        self._config, self._addresses, self._secrets = config, addresses, secrets
+        self._settings: PolicyConfig = config.policies[policy]
+        self._control = Control(addresses.control, secrets.control_token)
+        self._workers, self._stop = workers, stop
+
+    def land(self, run: Run) -> dict:
+        """Log to lake, then each turn's state. The cut of everything later in the run is set here."""
+        h, s = self._home, self._settings
+        log = self._config.log_settings(self._addresses.kafka)
+        landed = self._ingest("ingest.land:land", log=log, spool=h.spool, lake=h.lake)
+        cut_at = self._clock()
+        attributed = self._ingest(
+            "ingest.attribution:attribute",
+            lake=h.lake,
+            policy=self._policy,
+            settings=s.attribution,
+            rewards=s.rewards,
+            now=cut_at,
+            watermark=landed["watermark"],
+            used_datasets=h.datasets,
+        )
+        return {"cut_at": cut_at, "landed": landed, **attributed, "watermark": landed["watermark"]}
+
+    def freeze(self, run: Run, landed: dict) -> dict:
+        """The candidate dataset, as of the cut."""
+        s = self._settings
+        return self._ingest(
+            "ingest.datasets:freeze",
+            lake=self._home.lake,
+            datasets=self._home.datasets,
+            policy=self._policy,
+            dataset_id=run.dataset_id,
+            settings=s.dataset,
+            attribution=s.attribution,
+            rewards=s.rewards,
+            now=landed["cut_at"],
+            watermark=landed["watermark"],
+        )
+
+    def gate(self, run: Run) -> dict:
+        """The dataset's expectations; a dataset that fails them ends the run."""
+        try:
+            manifest = self._ingest(
+                "ingest.gate:gate",
+                datasets=self._home.datasets,
+                policy=self._policy,
+                dataset_id=run.dataset_id,
+                settings=self._settings.gate,
+                docs=self._home.docs,
+            )
+        except StageFailed as failed:
+            if failed.kind == "GateFailed":
+                raise Ended(Outcome.GATE_FAILED, str(failed)) from failed
+            raise
+        return {"statistics": manifest["statistics"], "rows": len(manifest["pairs"])}
+
+    def lineage(self, run: Run) -> dict:
+        """Where training continues from, given what became of the runs before."""
+        champion = self._promotion("promotion.registry:champion", mlflow=self._addresses.mlflow, policy=self._policy)
+        history = [r for r in self._runs.history(self._policy) if r.run_id != run.run_id]
+        found = origin(history, champion or BASE, self._settings.evaluation.max_holds)
+        return {"parent": found.parent, "champion": found.champion, "look": found.look, "why": found.why}
+
+    def train(self, run: Run, origin: dict) -> dict:
+        """The checkpoint; a monitor that stops training ends the run."""
+        h = self._home
+        try:
+            manifest = self._workers.call(
+                "trainer",
+                "trainer.stage:train",
+                report=Report(h.database, run.run_id, Stage.TRAIN),
+                settings=self._settings.trainer,
+                policy=self._policy,
+                dataset=h.datasets / self._policy / run.dataset_id,
+                parent=h.checkpoint(self._policy, origin["parent"]),
+                reference=h.checkpoint(self._policy, BASE),
+                output=h.checkpoint(self._policy, run.checkpoint_id),
+                mlflow=self._addresses.mlflow,
+            )
+        except StageFailed as failed:
+            if failed.kind == "TrainingStopped":
+                raise Ended(Outcome.TRAINING_STOPPED, str(failed)) from failed
+            raise
+        return {key: manifest[key] for key in ("checkpoint_id", "parent", "step", "metrics", "realised_update")}
+
+    def register(self, run: Run) -> dict:
+        """The checkpoint as a version of the registry's model."""
+        checkpoint = self._home.checkpoint(self._policy, run.checkpoint_id)
+        number = self._promotion("promotion.registry:register", mlflow=self._addresses.mlflow, checkpoint=checkpoint)
+        return {"model_version": number}
+
+    def evaluate(self, run: Run, origin: dict) -> dict:
+        """The verdict: the challenger, loaded cold on an evaluation engine, against the champion that serves."""
+        checkpoint = self._home.checkpoint(self._policy, run.checkpoint_id)
+        if not (checkpoint / "verdict.json").exists():
+            self._control.put_under_evaluation(self._policy, run.checkpoint_id, checkpoint / EXPORT)
+            seconds = self._settings.schedule.engine_seconds
+            self._control.wait_evaluation_engine(self._policy, run.checkpoint_id, seconds, self._stop)
+        return self._promotion(
+            "evaluation.stage:evaluate",
+            settings=self._settings.evaluation,
+            policy=self._policy,
+            run_id=run.run_id,
+            challenger=run.checkpoint_id,
+            champion=origin["champion"],
+            gateway=self._addresses.gateway,
+            key=self._secrets.evaluation_key,
+            look=origin["look"],
+            output=checkpoint,
+        )
+
+    def decide(self, run: Run, verdict: dict) -> dict:
+        """The verdict onto the registry's version; the alias `champion`, where the verdict is promote."""
+        checkpoint = self._home.checkpoint(self._policy, run.checkpoint_id)
+        self._promotion("pipelines.registry:record", mlflow=self._addresses.mlflow, checkpoint=checkpoint)
+        why = "; ".join(verdict["reasons"])
+        outcomes = {"hold": Outcome.HELD, "canary": Outcome.CANARY, "reject": Outcome.REJECTED}
+        if verdict["decision"] in outcomes:
+            raise Ended(outcomes[verdict["decision"]], why)
+        since = self._clock()
+        self._promotion(
+            "promotion.registry:promote",
+            mlflow=self._addresses.mlflow,
+            policy=self._policy,
+            checkpoint_id=run.checkpoint_id,
+        )
+        return {"promoted": run.checkpoint_id, "since": since, "reasons": why}
+
+    def roll_out(self, run: Run, decided: dict) -> dict:
+        """Until every engine in service reports the new champion; then the swaps that it took."""
+        self._promotion(
+            "promotion.reconcile:wait_converged",
+            control=self._addresses.control,
+            token=self._secrets.control_token,
+            policy=self._policy,
+            version=run.checkpoint_id,
+            timeout=self._settings.schedule.rollout_seconds,
+        )
+        swaps = [
+            swap
+            for swap in self._control.swaps(self._policy, decided["since"])
+            if swap["to_version"] == run.checkpoint_id
+        ]
+        return {"swaps": swaps, "converged_ms": (self._clock() - decided["since"]) * 1000}
+
+    def _ingest(self, target: str, **arguments: Any) -> Any:
+        return self._workers.call("ingest", target, **arguments)
+
+    def _promotion(self, target: str, **arguments: Any) -> Any:
+        return self._workers.call("promotion", target, **arguments)
