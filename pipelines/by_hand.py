@@ -1,7 +1,8 @@
-"""Single stages outside the loop, for an operator: nothing is recorded in the run history or the registry."""
+"""What an operator does outside the loop: single stages, which are recorded nowhere, and the registry's alias."""
 
 import secrets as random
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 from ingest.contracts.checkpoint import EXPORT
@@ -67,6 +68,35 @@ def evaluate(
         )
     finally:
         workers.close()
+
+
+def versions(home: Home, policy: str) -> list[dict]:
+    """The policy's versions in the registry, the newest first."""
+    from promotion import registry
+
+    found = registry.versions(mlflow=addresses.load(home).mlflow, policy=policy, checkpoints=home.checkpoints)
+    return [asdict(version) for version in found]
+
+
+def promote(home: Home, policy: str, checkpoint: str, override: str | None) -> None:
+    """Moves the alias `champion`; raises where the version may not serve and no reason overrides that."""
+    from promotion import registry
+
+    where = addresses.load(home).mlflow
+    registry.promote(
+        mlflow=where, checkpoints=home.checkpoints, policy=policy, checkpoint_id=checkpoint, override=override
+    )
+
+
+def rollback(home: Home, policy: str, to: str | None) -> str:
+    """Moves the alias back to `to`, or to what served last before; the checkpoint's id."""
+    from promotion import registry
+
+    where = addresses.load(home).mlflow
+    if to is None:
+        return registry.rollback(mlflow=where, checkpoints=home.checkpoints, policy=policy)
+    registry.promote(mlflow=where, checkpoints=home.checkpoints, policy=policy, checkpoint_id=to)
+    return to
 
 
 def _must_exist(folder: Path, hint: str) -> None:

@@ -55,7 +55,7 @@ class Control:
         """A new key: `key` is shown only here."""
         return self.call("POST", "/v1/keys", {"name": name, "roles": roles, "train": train})
 
-    def keys(self) -> list[dict]:
+    def list_keys(self) -> list[dict]:
         """All keys, without their digests."""
         return self.call("GET", "/v1/keys")["keys"]
 

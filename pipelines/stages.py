@@ -91,7 +91,10 @@ class LocalStages:
             )
         except StageFailed as failed:
             if failed.kind == "GateFailed":
-                raise Ended(Outcome.GATE_FAILED, str(failed)) from failed
+                checks = "; ".join(f"{c['name']}: saw {c['observed']}" for c in failed.details["checks"])
+                raise Ended(
+                    Outcome.GATE_FAILED, f"dataset {run.dataset_id} is not fit to train on: {checks}"
+                ) from failed
             raise
         return {"statistics": manifest["statistics"], "rows": len(manifest["pairs"])}
 
@@ -153,7 +156,7 @@ class LocalStages:
     def decide(self, run: Run, verdict: dict) -> dict:
         """The verdict onto the registry's version; the alias `champion`, where the verdict is promote."""
         checkpoint = self._home.checkpoint(self._policy, run.checkpoint_id)
-        self._promotion("pipelines.registry:record", mlflow=self._addresses.mlflow, checkpoint=checkpoint)
+        self._promotion("promotion.registry:record_verdict", mlflow=self._addresses.mlflow, checkpoint=checkpoint)
         why = "; ".join(verdict["reasons"])
         outcomes = {"hold": Outcome.HELD, "canary": Outcome.CANARY, "reject": Outcome.REJECTED}
         if verdict["decision"] in outcomes:
@@ -162,6 +165,7 @@ class LocalStages:
         self._promotion(
             "promotion.registry:promote",
             mlflow=self._addresses.mlflow,
+            checkpoints=self._home.checkpoints,
             policy=self._policy,
             checkpoint_id=run.checkpoint_id,
         )

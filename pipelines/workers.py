@@ -86,7 +86,7 @@ class Workers:
                 log.warning("the %s worker died in %s (attempt %d of %d)", family, target, attempt, ATTEMPTS)
         raise StageFailed(
             "WorkerDied",
-            f"the {family} worker died {ATTEMPTS} times in {target}, killed or out of memory: look at `everloop doctor` "
+            f"the {family} worker died {ATTEMPTS} times in {target}, killed or out of memory: see `everloop doctor` "
             "and at the kernel's log",
         )
 

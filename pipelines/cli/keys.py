@@ -31,7 +31,7 @@ def create(
 @app.command("list")
 def list_(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """List the keys, without what they are."""
-    found = _control(config).keys()
+    found = _control(config).list_keys()
     if as_json:
         print_json(found)
         return

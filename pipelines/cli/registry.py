@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.loop import PolicyOption
-from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table
+from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, when
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,9 +23,12 @@ def versions(policy: PolicyOption = None, config: ConfigOption = DEFAULT_CONFIG,
     rows = read(home, policy_named(found, policy))
     if as_json:
         print_json(rows)
-    else:
-        columns = list(rows[0]) if rows else ["version"]
-        print_table(columns, ([row[column] for column in columns] for row in rows))
+        return
+    columns = ("number", "checkpoint_id", "decision", "state", "aliases", "override")
+    print_table(
+        (*columns, "created"),
+        ((*(", ".join(r[c]) if c == "aliases" else r[c] for c in columns), when(r["created_at"])) for r in rows),
+    )
 
 
 def promote(

@@ -28,7 +28,7 @@ def up(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> No
         return
     print(f"everloop is in service. Base URL for applications: {where.gateway}/v1 · MLflow: {where.mlflow}")
     print(
-        "A key for an application: `everloop keys create NAME`. How it stands: `everloop status`. Stop: `everloop down`."
+        "A key for an application: `everloop keys create NAME`. How it stands: `everloop status`. End: `everloop down`."
     )
 
 
@@ -58,10 +58,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
         rows = ((p["name"], p["state"], p["pid"], when(p["since"])) for p in found["processes"])
         print_table(("process", "state", "pid", "since"), rows)
     if found["engines"]:
-        rows = (
-            (e["engine_id"], e["policy"], e["role"], e["state"], e["version"], e["error"]) for e in found["engines"]
-        )
-        print_table(("engine", "policy", "role", "state", "version", "error"), rows)
+        columns = ("engine_id", "policy", "role", "state", "version", "error")
+        print_table(columns, ([engine[column] for column in columns] for engine in found["engines"]))
     print_table(
         ("policy", "desired", "converged", "last run", "", "next look"),
         (

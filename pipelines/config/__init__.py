@@ -32,9 +32,7 @@ class InstallationConfig(_Model):
     home: Path = Field(default=Path("everloop-home"), description="The home folder.")
     min_free_disk_gb: float = Field(default=5.0, ge=0, description="`everloop up` refuses below this, in GB.")
     min_free_memory_gb: float = Field(default=4.0, ge=0, description="`everloop up` refuses below this, in GB.")
-    start_seconds: float = Field(
-        default=600.0, gt=0, description="How long `everloop up` waits for every process to be in service."
-    )
+    start_seconds: float = Field(default=600.0, gt=0, description="How long `everloop up` waits for everything.")
 
 
 class GatewayConfig(GatewaySettings):
@@ -62,8 +60,8 @@ class LogConfig(LogSettings):
 
     kind: Literal["embedded", "kafka", "auto"] = Field(  # type: ignore[assignment]
         default="auto",
-        description="`embedded`: the gateways' spools on this machine are the log; `kafka`: a forwarder ships them to a "
-        "topic; `auto`: Kafka where Java and Maven are present, embedded otherwise. Without `bootstrap`, Kafka is a "
+        description="`embedded`: the gateways' spools on this machine are the log; `kafka`: a forwarder ships them to "
+        "a topic; `auto`: Kafka where Java and Maven are present, embedded otherwise. Without `bootstrap`, Kafka is a "
         "broker that `everloop up` runs here.",
     )
 
@@ -79,7 +77,7 @@ class EngineConfig(_Model):
     policy: str = Field(description="The policy it serves.")
     role: Literal["serve", "evaluation"] = Field(
         default="serve",
-        description="`serve`: answers users; `evaluation`: loads challengers, which no user meets before their verdict.",
+        description="`serve`: answers users; `evaluation`: loads challengers, which no user meets before a verdict.",
     )
     port: int = Field(default=0, ge=0, le=65535, description="Port on 127.0.0.1; 0: a free one, chosen once.")
     max_num_seqs: int | None = Field(default=None, ge=1, description="Requests decoded at the same time.")
@@ -123,7 +121,7 @@ class PolicyConfig(_Model):
     model: Path = Field(description="Folder of the model it starts from, as Hugging Face stores it.")
     capture: Literal["required", "best_effort"] = Field(
         default="required",
-        description="`required`: no answer without its record; `best_effort`: the answer goes out, the loss is counted.",
+        description="`required`: no answer without its record; `best_effort`: it goes out, the loss is counted.",
     )
     sampling: dict[str, float] = Field(
         default={}, description="Sampling parameters that requests cannot change, so that traffic stays trainable."
@@ -132,7 +130,7 @@ class PolicyConfig(_Model):
     rewards: RewardSettings = Field(default=RewardSettings())
     dataset: DatasetSettings = Field(default=DatasetSettings())
     gate: GateSettings = Field(default=GateSettings())
-    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+    trainer: TrainerSettings = Field(default=TrainerSettings())
     evaluation: EvaluationSettings
     schedule: ScheduleConfig = Field(default=ScheduleConfig())
 

@@ -58,7 +58,7 @@ def machine(config: Config, home: Path, memory: int | None = None) -> Iterator[C
         "socket",
         len(os.fsencode(socket)) <= MAX_SOCKET_PATH,
         f"{len(os.fsencode(socket))} bytes",
-        f"the path {socket} is longer than {MAX_SOCKET_PATH} bytes, too long for a socket: choose a shorter home folder",
+        f"the path {socket} is longer than {MAX_SOCKET_PATH} bytes, too long for a socket: choose a shorter home",
     )
     missing = [name for name in ("supervisor", "mlflow", "vllm", "deepspeed") if importlib.util.find_spec(name) is None]
     yield Check(

@@ -140,7 +140,7 @@ class Stack:
             control.put_policy(name, BASE, export, policy.capture, policy.sampling)
 
     def _evaluation_key(self, control: Control, keys: secrets.Secrets) -> None:
-        known = {key["key_id"] for key in control.keys() if key.get("revoked_at") is None}
+        known = {key["key_id"] for key in control.list_keys() if key.get("revoked_at") is None}
         if keys.evaluation_key and keys.evaluation_key_id in known:
             return
         made = control.create_key("everloop evaluation", ["inference", "evaluation"], train=False)
@@ -152,7 +152,7 @@ class Stack:
 
         if registry.champion(mlflow=mlflow, policy=policy) is None:
             registry.register(mlflow=mlflow, checkpoint=self.home.checkpoint(policy, BASE))
-            registry.promote(mlflow=mlflow, policy=policy, checkpoint_id=BASE)
+            registry.promote(mlflow=mlflow, checkpoints=self.home.checkpoints, policy=policy, checkpoint_id=BASE)
 
     def _converged(self, control: Control) -> bool:
         fleet = control.fleet()
