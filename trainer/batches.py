@@ -1,0 +1,125 @@
+# ruff: noqa: F722 (shapes in jaxtyping annotations are strings)
+"""From rows to the tensors of a forward pass.
+
+A minibatch is the rows of one optimizer step; it is cut into parts that fit a budget of tokens, and the
+gradients of its parts add up, so that long conversations cost time and not memory. Rows are padded on the
+right: attention is causal, so no token ever sees padding, and no mask is needed. Only positions that predict
+an output token are scored (`positions`), which keeps the vocabulary-wide tensors small.
+
+Invariant: a step's gradient does not depend on how its minibatch was cut into parts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Rows to score: `positions` index the flattened hidden states that predict each of `targets`."""
+
+    input_ids: Int[Tensor, "rows length"]
+    positions: Int[Tensor, " tokens"]
+    targets: Int[Tensor, " tokens"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row as the loss needs it; `behaviour` and `reference` are logprobs per output token."""
+
+    prompt_ids: np.ndarray
+    output_ids: np.ndarray
+    behaviour: np.ndarray
+    reference: np.ndarray
+    advantage: float
+    weight: float
+    reward: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a minibatch that go through the model together; flat tensors, one element an output token."""
+
+    sequences: Sequences
+    behaviour: Float[Tensor, " tokens"]
+    reference: Float[Tensor, " tokens"]
+    advantages: Float[Tensor, " tokens"]
+    weights: Float[Tensor, " tokens"]
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """One optimizer step: its parts, how many rows they hold, and the rows' mean reward."""
+
+    parts: tuple[Part, ...]
+    rows: int
+    reward: float
+
+
+def sequences(prompts: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Sequences:
+    """Rows padded on the right to the longest of them."""
+    lengths = [len(p) + len(o) for p, o in zip(prompts, outputs, strict=True)]
+    width = max(lengths)
+    input_ids = np.zeros((len(prompts), width), dtype=np.int64)
+    positions = []
+    for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        input_ids[i, : lengths[i]] = np.concatenate([prompt, output])
+        positions.append(i * width + np.arange(len(prompt) - 1, lengths[i] - 1))
+    return Sequences(
+        torch.from_numpy(input_ids),
+        torch.from_numpy(np.concatenate(positions)),
+        torch.from_numpy(np.concatenate(outputs)),
+    )
+
+
+def cut(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of rows in groups whose padded size stays within `budget` tokens, longest rows first.
+
+    A row longer than the budget is a group of its own. Rows of one length meet, so padding is small.
+    """
+    groups: list[list[int]] = []
+    width = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and width * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+            width = lengths[i]
+    return groups
+
+
+def _part(examples: Sequence[Example]) -> Part:
+    counts = torch.tensor([len(e.output_ids) for e in examples])
+    return Part(
+        sequences([e.prompt_ids for e in examples], [e.output_ids for e in examples]),
+        behaviour=torch.from_numpy(np.concatenate([e.behaviour for e in examples])),
+        reference=torch.from_numpy(np.concatenate([e.reference for e in examples])),
+        advantages=torch.tensor([e.advantage for e in examples], dtype=torch.float32).repeat_interleave(counts),
+        weights=torch.tensor([e.weight for e in examples], dtype=torch.float32).repeat_interleave(counts),
+    )
+
+
+def minibatches(
+    examples: Sequence[Example], rows: int, epochs: int, budget: int, seed: Sequence[int]
+) -> list[Minibatch]:
+    """Every step of a run, in order: each epoch shuffles the rows and deals them into minibatches of about `rows`,
+    as even as possible, for a last step of a few rows would be as strong as the others and much noisier."""
+    random = np.random.default_rng(list(seed))
+    steps = []
+    for _ in range(epochs):
+        order = random.permutation(len(examples))
+        for chosen in np.array_split(order, max(1, round(len(examples) / rows))):
+            picked = [examples[i] for i in chosen]
+            groups = cut([len(e.prompt_ids) + len(e.output_ids) for e in picked], budget)
+            steps.append(
+                Minibatch(
+                    tuple(_part([picked[i] for i in group]) for group in groups),
+                    rows=len(picked),
+                    reward=float(np.mean([e.reward for e in picked])),
+                )
+            )
+    return steps
