@@ -29,7 +29,6 @@ from pipelines.demo.report import build
 from pipelines.demo.show import Scene, Screen
 from pipelines.errors import PipelineError
 from pipelines.home import Home
-from pipelines.simulate.questions import QuestionsUnreadable
 from pipelines.stack import secrets
 from pipelines.stack.addresses import HOST
 from pipelines.stack.addresses import Addresses as Where
@@ -72,7 +71,7 @@ def run(options: Options) -> int:
             config = _ready(options)
             stack = Stack(config, options.configuration)
             return _with(stack, options, console)
-    except (DemoFailed, PipelineError, QuestionsUnreadable) as error:
+    except PipelineError as error:
         failed.print(f"The demo failed: {error}", style="red")
         if stack is not None:
             failed.print(f"Logs: {stack.home.logs}")
@@ -81,9 +80,8 @@ def run(options: Options) -> int:
         failed.print("Stopped.")
         return 130
     finally:
-        if stack is not None and stack.supervisor.running:
-            console.print("Taking the stack down.")
-            stack.down()
+        if stack is not None:
+            _take_down(stack, console)
 
 
 def _ready(options: Options) -> Config:
@@ -104,9 +102,9 @@ def _with(stack: Stack, options: Options, console: Console) -> int:
     steps: dict[str, float] = {}
     with Screen(scene, console) as screen:
         _set_aside(stack.home, options.folder / ".cache" / "earlier-demos", screen)
-        with _timed(steps, "preparing the model", scene, screen):
+        with screen.step("preparing the model", steps):
             model.prepare(stack.config.policies[POLICY].model, options.folder / ".cache" / "prepare-model.log")
-        with _timed(steps, "starting the stack", scene, screen):
+        with screen.step("starting the stack", steps):
             where = Stack(stack.config, stack.config_path, _teller(scene, screen)).up()
         place = _place(stack, options, where, _serve(stack.home.docs))
         facts = asyncio.run(play(place, options.cycles, scene, screen, steps, options.seed))
@@ -175,6 +173,16 @@ def _serve(docs: Path) -> str:
     return f"http://{HOST}:{server.server_port}/site/index.html"
 
 
+def _take_down(stack: Stack, console: Console) -> None:
+    """Ends every process of the stack; a second Ctrl-C must not leave half of them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    console.print("Taking the stack down.")
+    try:
+        stack.down()
+    except PipelineError as error:
+        console.print(str(error), style="red", soft_wrap=True)
+
+
 def _until_interrupted() -> None:
     try:
         while True:
@@ -191,12 +199,3 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _timed(steps: dict[str, float], name: str, scene: Scene, screen: Screen) -> Iterator[None]:
-    scene.step = name
-    screen.say(name)
-    began = time.monotonic()
-    yield
-    steps[name] = time.monotonic() - began

@@ -6,8 +6,6 @@ traffic, and nobody samples while the trainer has the processors. The runs thems
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,18 +71,18 @@ async def play(place: Place, cycles: int, scene: Scene, screen: Screen, steps: d
     people = AsyncOpenAI(base_url=url, api_key=place.user_key, timeout=CLIENT_SECONDS)
     users = everyday_users(traffic, people=PEOPLE, seed=seed)
     async with judge, people:
-        with _step(scene, screen, steps, "measuring the base on the final questions"):
+        with screen.step("measuring the base on the final questions", steps):
             before = await measure(judge, POLICY, final)
         screen.say(f"the base, {before.version}: acceptance {before.acceptance:.2f} on {len(final)} final questions")
         with Crowd(people, POLICY, users, place.home.root / "simulate" / "journal.jsonl", heard=hear) as crowd:
             scene.tally = crowd.tally
-            with _step(scene, screen, steps, "the loop"):
+            with screen.step("the loop", steps):
                 await _cycles(cycles, crowd, watch, scene, screen)
-        with _step(scene, screen, steps, "measuring the champion on the final questions"):
+        with screen.step("measuring the champion on the final questions", steps):
             after = await measure(judge, POLICY, final)
         screen.say(f"the champion, {after.version}: acceptance {after.acceptance:.2f}")
     turns = frozenset(x.turn_id for x in heard) | _turns(before) | _turns(after)
-    with _step(scene, screen, steps, "waiting for the last turns to land"):
+    with screen.step("waiting for the last turns to land", steps):
         captured, states = await asyncio.to_thread(_landed, place.home, turns, runs)
     return Facts(
         planned_cycles=cycles,
@@ -165,12 +163,3 @@ def _landed(home: Home, turns: frozenset[str], runs: Runs) -> tuple[frozenset[st
         if (turns <= found and told) or time.monotonic() > deadline:
             return found, states
         time.sleep(1.0)
-
-
-@contextmanager
-def _step(scene: Scene, screen: Screen, steps: dict[str, float], name: str) -> Iterator[None]:
-    scene.step = name
-    screen.say(name)
-    began = time.monotonic()
-    yield
-    steps[name] = time.monotonic() - began

@@ -6,6 +6,8 @@ above the view. On anything that is no terminal there are the lines only.
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -67,6 +69,15 @@ class Screen:
         """A line that stays."""
         self._console.print(Text(f"{self._scene.elapsed:>6}  {line}"), soft_wrap=True)
 
+    @contextmanager
+    def step(self, name: str, steps: dict[str, float]) -> Iterator[None]:
+        """A step of the demo: said, shown while the block runs, and its seconds noted in `steps`."""
+        self._scene.step = name
+        self.say(name)
+        began = time.monotonic()
+        yield
+        steps[name] = time.monotonic() - began
+
     def _view(self) -> RenderableType:
         return render(self._scene)
 
@@ -99,7 +110,7 @@ def _stages(run: Run | None) -> RenderableType:
 
 def _versions(scene: Scene) -> RenderableType:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for version, turns in scene.turns.items():
+    for version, turns in list(scene.turns.items()):  # a copy: it grows while the view is drawn
         mean = scene.accepted[version] / turns
         filled = round(mean * _BAR)
         bar = Text("█" * filled, "green") + Text("░" * (_BAR - filled), "dim")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.errors import PipelineError
-from pipelines.simulate.questions import QuestionsUnreadable, load_questions
+from pipelines.simulate.questions import load_questions
 from pipelines.simulate.traffic import Crowd, Exchange
 from pipelines.simulate.users import everyday_users
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         raise SystemExit(asyncio.run(simulate(options)))
-    except (PipelineError, QuestionsUnreadable) as error:
+    except PipelineError as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:

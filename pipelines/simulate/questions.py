@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pipelines.errors import PipelineError
 from pipelines.simulate.words import likeness
 
 NEAR = 0.5
 """Two questions that share half of their content words, or more, count as near-duplicates."""
 
 
-class QuestionsUnreadable(Exception):
+class QuestionsUnreadable(PipelineError):
     """A question file that is missing or broken: says which line, and what it lacks."""
 
 
