@@ -74,12 +74,14 @@ class SpoolFolder:
 
     def remove_if_done(self) -> bool:
         """Removes the folder of a closed spool that holds nothing any more; what was set aside counts as something."""
-        bookkeeping = {LOCK, WATERMARK, CLOSED, SHIPPED}
-        if not self.closed() or set(os.listdir(self.path)) - bookkeeping:
+        try:
+            if not self.closed() or set(os.listdir(self.path)) - {LOCK, WATERMARK, CLOSED, SHIPPED}:
+                return False
+            for name in (WATERMARK, SHIPPED, LOCK, CLOSED):  # `closed` last: nobody adopts what is half removed
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
+        except OSError:  # somebody else is removing it, or looked at its lock just now
             return False
-        for name in (WATERMARK, SHIPPED, LOCK, CLOSED):  # `closed` last: nobody adopts what is half removed
-            (self.path / name).unlink(missing_ok=True)
-        self.path.rmdir()
         return True
 
     def shipped(self) -> int:
