@@ -1,16 +1,17 @@
 """A scripted engine, as a program of its own: vLLM's HTTP interface with the tap, and faults on demand.
 
 It speaks `/v1/chat/completions` and `/v1/completions`, streamed and not, emits the record as
-`ingest.contracts.tap` says, and keeps what it sent for a test to compare with. Each token has a random id and logprob;
-its text is "w<id> ". A request that mentions `call_tool` gets a tool call.
+`ingest.contracts.tap` says, and keeps what it sent for a test to compare with. Each token has a random
+id and logprob; its text is "w<id> ". A request that mentions `call_tool` gets a tool call.
 
     POST /stand-in  {"faults": [...], "delay": S, "version": V}     the next requests meet one fault each
     GET  /stand-in  {"requests": [bodies], "headers": [...], "sent": {request_id: record}, "aborted": [...]}
 
-Faults: `error500`, `error400`, `drop` (closes before the first byte), `cut` (closes in mid-answer), `die_before` and `die_mid`
-(the process ends), `no_record`, `damaged_record`, `hold` (after the first token, until aborted), `error_event`.
+Faults: `error500`, `error400`, `drop` (closes before the first byte), `cut` (closes in mid-answer), `die_before` and
+`die_mid` (the process ends), `no_record`, `damaged_record`, `hold` (stops after the first token until
+aborted), `error_event`.
 
-With `--control` it posts heartbeats as an engine of `--policy`.
+With `--control` it posts heartbeats as an engine of the policy `--model`.
 """
 
 import argparse
@@ -89,7 +90,7 @@ class StandIn:
             return _error(401, "Unauthorized")
         body = await http.json()
         self.requests.append(body)
-        self.headers.append(dict(http.headers))
+        self.headers.append({name.lower(): value for name, value in http.headers.items()})
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "die_before":
             os._exit(9)

@@ -60,7 +60,7 @@ class App:
         follower = await stack.enter_async_context(
             Follower(self._control, self._control_token, self._snapshot, settings.poll_seconds)
         )
-        spool = Spool.open(self._spool)
+        spool = Spool.open(self._spool, max_bytes=settings.spool_bytes)
         stack.callback(spool.close)
         engines = await stack.enter_async_context(EngineClient(settings.engine_silence_seconds))
         self.gateway = Gateway(settings, self._secret, follower, spool, engines, self._workers)

@@ -41,7 +41,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "EVERLOOP_CONTROL_TOKEN": CONTROL_TOKEN, "EVERLOOP_HASH_SECRET": HASH_SECRET}
 
 
-def wait_until(condition, what: str, seconds: float = PATIENCE) -> None:  # noqa: ANN001
+def wait_until(condition, what: str, seconds: float = PATIENCE) -> None:
     """Returns when `condition()` is true; fails the test otherwise."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -167,10 +167,10 @@ class Stack:
         """Every event in sealed segments, and in those of dead gateways."""
         adopt(self.home / "spool")
         return [
-            decode_event(record.payload)
+            decode_event(payload)
             for folder in folders(self.home / "spool")
             for segment in folder.sealed()
-            for record in read_segment(segment)
+            for _, payload in read_segment(segment.path)
         ]
 
     def turns(self, turn_id: str, expected: int = 1) -> list[Turn]:

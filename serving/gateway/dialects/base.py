@@ -178,13 +178,11 @@ def parse_object(raw: bytes) -> dict:
 
 
 def encode_text(value: object) -> str:
-    """Compact JSON of something that was JSON before; raises `BadRequest` where it is beyond bounds."""
+    """Compact JSON of something that was JSON before; raises `BadRequest`."""
     try:
         return _encode(value).decode()
     except RecursionError:
         raise BadRequest("The body is not valid JSON: it is nested too deeply.") from None
-    except OverflowError:
-        raise BadRequest("The body holds a whole number of more than 64 bits.") from None
 
 
 def expect(body: dict, name: str, kind: type, default: object) -> object:

@@ -1,0 +1,189 @@
+"""Keys, limits, arms, versions and bad input: what the gateway refuses, and in which shape."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from ingest.contracts.fleet import EngineState
+from tests.integration.serving_stack import Stack, running, wait_until
+
+pytestmark = pytest.mark.integration
+BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+SETTINGS = {"max_body_bytes": 100_000, "engine_wait_seconds": 0.5, "body_seconds": 1.0, "default_policy": None}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running(tmp_path_factory.mktemp("borders"), settings=SETTINGS) as stack:
+        stack.shared_key = stack.key()
+        yield stack
+
+
+def post(stack: Stack, body: object = BODY, path: str = "/v1/chat/completions", key: str | None = None, **headers: str):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    authorization = {"authorization": f"Bearer {key or stack.shared_key}"}
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(stack.gateway_url + path, content=content, headers={**authorization, **headers}, timeout=60)
+
+
+def refused(answer: httpx.Response, status: int, code: str | None = None) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"]
+    assert code in (None, error["code"])
+    assert (status in (429, 502, 503)) == ("retry-after" in answer.headers)
+
+
+def test_keys_and_roles(stack: Stack) -> None:
+    refused(post(stack, key="el-unknown"), 401, "invalid_api_key")
+    refused(httpx.post(f"{stack.gateway_url}/v1/chat/completions", json=BODY), 401)
+    only_feedback = stack.key("feedback")
+    refused(post(stack, key=only_feedback), 403, "insufficient_role")
+    only_inference = stack.key("inference")
+    feedback = {"target": "turn", "id": "x", "kind": "accept"}
+    refused(post(stack, feedback, "/v1/feedback", only_inference), 403)
+    assert post(stack, feedback, "/v1/feedback", only_feedback).status_code == 202
+
+
+def test_a_revoked_key_is_refused_within_seconds(stack: Stack) -> None:
+    made = stack.control("POST", "/v1/keys", {"name": "short", "roles": ["inference"]}).json()
+    stack.settle()
+    assert post(stack, key=made["key"]).status_code == 200
+    assert stack.control("DELETE", f"/v1/keys/{made['key_id']}").status_code == 200
+    stack.settle()
+    wait_until(lambda: post(stack, key=made["key"]).status_code == 401, "the revocation", 2)
+
+
+def test_limits_of_a_key(stack: Stack) -> None:
+    twice = stack.key("inference", requests_per_minute=2)
+    assert [post(stack, key=twice).status_code for _ in range(3)] == [200, 200, 429]
+    refused(post(stack, key=twice), 429, "rate_limit_exceeded")
+    engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
+    one = stack.key("inference", concurrency=1)
+    httpx.post(f"{engine}/stand-in", json={"delay": 0.3}).raise_for_status()
+    slow = threading.Thread(target=post, args=(stack,), kwargs={"key": one})
+    slow.start()
+    wait_until(lambda: stack.metrics()["everloop_turns_in_progress"] == 1, "the slow turn")
+    refused(post(stack, key=one), 429)
+    httpx.post(f"{engine}/stand-in", json={"delay": 0.0}).raise_for_status()
+    slow.join()
+    assert post(stack, key=one).status_code == 200
+
+
+def test_arms_and_versions(stack: Stack) -> None:
+    refused(post(stack, x_everloop_arm="evaluation"), 403)
+    refused(post(stack, x_everloop_arm="surprise"), 400)
+    evaluator = stack.key("inference", "evaluation")
+    refused(post(stack, key=evaluator, x_everloop_arm="evaluation"), 503, "unavailable")
+    stack.start_engine(
+        "evaluation", "--control", stack.control_url, "--engine-id", "ev", "--role", "evaluation", "--version", "v9"
+    )
+    stack.control("PUT", "/v1/policies/policy/under_evaluation", {"version": "v9", "path": "/v9"})
+    wait_until(lambda: len(stack.control("GET", "/v1/fleet").json()["engines"]) == 2, "the evaluation engine")
+    stack.settle()
+    answer = post(stack, key=evaluator, x_everloop_arm="evaluation", x_everloop_version="v9")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-everloop-version"] == "v9"
+    (turn,) = stack.turns(answer.json()["id"])
+    assert (turn.arm, turn.trainable, turn.untrainable_reason) == ("evaluation", False, "evaluation")
+    assert post(stack, key=evaluator).headers["x-everloop-version"] == "base"
+    assert post(stack, x_everloop_version="base").status_code == 200
+    refused(post(stack, x_everloop_version="v9"), 409, "version_unavailable")
+
+
+def test_models_paths_and_methods(stack: Stack) -> None:
+    refused(post(stack, {**BODY, "model": "gpt-9"}), 404)
+    refused(post(stack, path="/v1/embeddings"), 404)
+    refused(httpx.get(f"{stack.gateway_url}/v1/chat/completions"), 405)
+    assert httpx.get(f"{stack.gateway_url}/health").json() == {"status": "ok"}
+
+
+def test_bodies_are_bounded_in_size_and_time(stack: Stack) -> None:
+    refused(post(stack, b"x" * 200_000), 413, "request_too_large")
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(20):
+            yield b"x" * 10_000
+
+    headers = {"authorization": f"Bearer {stack.shared_key}"}
+    refused(httpx.post(f"{stack.gateway_url}/v1/chat/completions", content=chunks(), headers=headers), 413)
+    with socket.create_connection(("127.0.0.1", stack.gateway_port)) as s:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {stack.shared_key}\r\n"
+        s.sendall(head.encode() + b"Content-Length: 50\r\n\r\n{")
+        assert b" 408 " in s.recv(4096)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"\xff\xfe",
+        b'{"model":"policy","messages":[{"role":"user","content":"\xff"}]}',
+        b'{"model":"policy","messages":[{"role":"user","content":"\\ud800"}]}',
+        b"[" * 90_000,
+        b'{"messages":' + b"[" * 40_000 + b"]" * 40_000 + b"}",
+        b'{"model":"policy","messages":[{"role":"user","content":"x"}],"n":1e400}',
+        b'{"model":"policy","messages":[{"role":"user","content":"x"}],"n":-3}',
+        b'{"model":["policy"],"messages":[{"role":"user","content":"x"}]}',
+        b'{"model":"policy","messages":{"role":"user"}}',
+    ],
+)
+def test_bad_bodies_are_the_callers_error_in_its_own_shape(stack: Stack, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/feedback", "/v1/feedback/batch"):
+        answer = post(stack, body, path)
+        assert 400 <= answer.status_code < 500, (path, answer.text)
+        refused(answer, answer.status_code)
+
+
+def test_odd_headers_and_requests_break_nothing(stack: Stack) -> None:
+    for head in (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n"
+        b"Content-Length: 2\r\n\r\n{}",
+        b"GARBAGE\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
+        b"GET /%ff%00 HTTP/1.1\r\nHost: x\r\nx-everloop-session: \xff\xfe\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", stack.gateway_port)) as s:
+            s.sendall(head)
+            s.settimeout(10)
+            assert b" 5" not in s.recv(4096)[:13]
+    assert post(stack, x_everloop_session="\x7f" * 500).status_code == 200
+
+
+def test_no_ready_engine_is_a_503_after_a_bounded_wait(stack: Stack) -> None:
+    stack.control("PUT", "/v1/policies/empty", {"name": "empty", "desired": {"version": "b", "path": "/b"}})
+    stack.settle()
+    refused(post(stack, {**BODY, "model": "empty"}), 503, "unavailable")
+
+
+def test_a_request_waits_for_an_engine_that_swaps(tmp_path) -> None:
+    with running(tmp_path, engine=False) as stack:
+        key = stack.key()
+        url = stack.start_engine()
+        stack.beat("e", url)
+        stack.beat("e", url, state=EngineState.SWAPPING)
+        stack.settle()
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(post(stack, key=key)))
+        asking.start()
+        wait_until(lambda: stack.metrics()["everloop_turns_in_progress"] == 1, "the waiting turn")
+        stack.beat("e", url)
+        asking.join()
+        assert answers[0].status_code == 200
+
+
+def test_logs_hold_no_content_no_key_and_no_user(stack: Stack) -> None:
+    secret = {"model": "policy", "messages": [{"role": "user", "content": "pelican-7"}], "user": "anna-7"}
+    assert post(stack, secret).status_code == 200
+    refused(post(stack, {**secret, "model": "pelican-7"}), 404)
+    log = (stack.home / "gateway.log").read_text() + (stack.home / "control.log").read_text()
+    assert "pelican-7" not in log
+    assert "anna-7" not in log
+    assert "el-" not in log

@@ -1,0 +1,201 @@
+"""Processes that die, control that is away, a spool without room, and what keeps a gateway from starting."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from ingest.contracts.turn import Finish, Turn
+from tests.integration.serving_stack import environment, free_port, running, wait_until
+
+pytestmark = pytest.mark.integration
+HI = [{"role": "user", "content": "hi"}]
+
+
+def test_every_acknowledged_turn_is_on_the_log_once_after_kill_9(tmp_path: Path) -> None:
+    """Load on two workers; the gateway is killed in the middle; what was acknowledged is on the log, once."""
+    with running(tmp_path) as stack:
+        stack.stop("gateway")
+        stack.start_gateway("--workers", "2")
+        key = stack.key()
+        acknowledged: list[str] = []
+        stop = threading.Event()
+
+        def load(stream: bool) -> None:
+            client = openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=key, max_retries=0, timeout=30)
+            while not stop.is_set():
+                try:
+                    answer = client.chat.completions.create(model="policy", messages=HI, stream=stream)
+                    acknowledged.append(next(chunk.id for chunk in answer) if stream else answer.id)
+                except (openai.APIError, httpx.HTTPError):
+                    return
+
+        threads = [threading.Thread(target=load, args=(i % 2 == 0,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(acknowledged) > 60, "some turns")
+        stack.stop("gateway", signal.SIGKILL)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        on_log: list[str] = []
+
+        def adopted() -> bool:
+            on_log[:] = [event.turn_id for event in stack.events() if isinstance(event, Turn)]
+            return set(acknowledged) <= set(on_log)
+
+        wait_until(adopted, "every acknowledged turn", 30)
+        assert len(on_log) == len(set(on_log))
+
+
+def test_engines_killed_before_and_after_their_first_byte(tmp_path: Path) -> None:
+    with running(tmp_path, engine=False) as stack:
+        key = stack.key()
+        first = stack.start_engine("first")
+        stack.beat("first", first)
+        stack.settle()
+        client = openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=key, max_retries=0, timeout=60)
+        httpx.post(f"{first}/stand-in", json={"faults": ["die_mid"]}).raise_for_status()
+        stream = client.chat.completions.create(model="policy", messages=HI, stream=True)
+        turn_id = next(stream).id
+        with pytest.raises(openai.APIError, match="went away"):
+            list(stream)
+        assert stack.turns(turn_id)[0].finish is Finish.ENGINE_LOST
+        second = stack.start_engine("second")
+        third = stack.start_engine("third")
+        stack.beat("second", second)
+        stack.beat("third", third)
+        stack.settle()
+        for url in (second, third):
+            httpx.post(f"{url}/stand-in", json={"faults": ["die_before"]}).raise_for_status()
+        # One of the two dies; the other would too, so it is first told not to.
+        stack.processes.pop("first").wait(30)
+        stack.control("DELETE", "/v1/engines/first").raise_for_status()
+        with pytest.raises(openai.InternalServerError):
+            client.chat.completions.create(model="policy", messages=HI)
+        fourth = stack.start_engine("fourth")
+        stack.beat("fourth", fourth)
+        stack.settle()
+        answer = client.chat.completions.create(model="policy", messages=HI)
+        assert stack.turns(answer.id)[0].engine_id == "fourth"
+
+
+def test_control_may_be_away_and_a_gateway_restarts_without_it(tmp_path: Path) -> None:
+    with running(tmp_path, engine=False) as stack:
+        key = stack.key()
+        url = stack.start_engine()
+        stack.beat("e", url)
+        stack.settle()
+        stack.stop("control", signal.SIGKILL)
+        client = openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=key, max_retries=0, timeout=60)
+        client.chat.completions.create(model="policy", messages=HI)
+        stack.stop("gateway")
+        stack.start_gateway()
+        client.chat.completions.create(model="policy", messages=HI)
+        assert (tmp_path / "gateway-snapshot.json").stat().st_mode & 0o077 == 0
+        stack.start_control()
+        assert stack.key()
+
+
+def test_a_full_spool_refuses_before_anything_is_generated(tmp_path: Path) -> None:
+    """The bound is on the spools below one root, so a large file in another spool's folder fills it."""
+    with running(tmp_path, settings={"spool_bytes": 4 << 20}) as stack:
+        client = openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.key(), max_retries=0, timeout=60)
+        client.chat.completions.create(model="policy", messages=HI)
+        ballast = tmp_path / "spool" / ("f" * 32)
+        ballast.mkdir()
+        (ballast / "0000000000000001-0000000000000002.db").write_bytes(bytes(5 << 20))
+
+        wait_until(lambda: stack.metrics()["everloop_spool_bytes"] > 5 << 20, "the bound to be noticed", 30)
+        with pytest.raises(openai.InternalServerError) as failed:
+            client.chat.completions.create(model="policy", messages=HI)
+        assert failed.value.status_code == 503
+        assert failed.value.response.headers["retry-after"]
+        assert failed.value.body["code"] == "capture_failed"
+        policy = stack.control("GET", "/v1/fleet").json()["policies"][0]
+        stack.control("PUT", "/v1/policies/policy", {**policy, "capture": "best_effort"}).raise_for_status()
+        stack.settle()
+        assert client.chat.completions.create(model="policy", messages=HI).id
+        assert stack.metrics()['everloop_captures_lost_total{policy="policy",reason="spool_full"}'] == 1
+
+
+def run_gateway(tmp_path: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "serving.gateway", *arguments],
+        env={**environment(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def one_sentence(result: subprocess.CompletedProcess) -> str:
+    assert result.returncode == 2, result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line[:4].isdigit()]
+    assert len(lines) == 1
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+def test_what_keeps_a_gateway_from_starting_is_one_sentence(tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    spool = str(tmp_path / "spool")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert "cannot be bound" in one_sentence(
+            run_gateway(tmp_path, "--port", port, "--control", nowhere, "--spool", spool)
+        )
+    arguments = ["--port", str(free_port()), "--control", nowhere, "--spool", spool]
+    assert "did not answer" in one_sentence(run_gateway(tmp_path, *arguments))
+    assert "EVERLOOP_CONTROL_TOKEN" in one_sentence(run_gateway(tmp_path, *arguments, EVERLOOP_CONTROL_TOKEN=""))
+    assert "hexadecimal" in one_sentence(run_gateway(tmp_path, *arguments, EVERLOOP_HASH_SECRET="not hex"))
+    (tmp_path / "file").write_text("")
+    snapshot = tmp_path / "snapshot.json"
+    snapshot.write_text(json.dumps({"revision": 1, "keys": [], "policies": [], "engines": []}))
+    arguments = ["--port", str(free_port()), "--control", nowhere, "--spool", str(tmp_path / "file")]
+    assert "spool" in one_sentence(run_gateway(tmp_path, *arguments, "--snapshot", str(snapshot)))
+    assert "spool" in one_sentence(run_gateway(tmp_path, *arguments, "--workers", "2", "--snapshot", str(snapshot)))
+
+
+def test_a_worker_that_dies_is_started_again_and_workers_die_with_their_parent(tmp_path: Path) -> None:
+    with running(tmp_path) as stack:
+        stack.stop("gateway")
+        stack.start_gateway("--workers", "2")
+        parent = stack.processes["gateway"].pid
+        wait_until(lambda: len(children(parent)) == 2, "two workers")
+        victim = children(parent)[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: len(children(parent)) == 2 and victim not in children(parent), "a new worker")
+        client = openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.key(), timeout=60)
+        assert client.chat.completions.create(model="policy", messages=HI).id
+        left = children(parent)
+        stack.stop("gateway", signal.SIGKILL)
+        wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and alive(pid) for pid in left), "their end")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_gateway_imports_nothing_heavy() -> None:
+    heavy = ("torch", "vllm", "pandas", "mlflow", "sqlalchemy", "numpy", "fastapi", "duckdb")
+    code = f"import sys, serving.gateway.server; sys.exit(' '.join(m for m in {heavy} if m in sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,155 @@
+"""What a dialect lets through, repairs and refuses."""
+
+import contextlib
+import json
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.gateway.dialects import DIALECTS
+from serving.gateway.dialects.base import INTERNAL, Ask
+from serving.gateway.errors import BadRequest, Forbidden
+
+CHAT, COMPLETIONS = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/completions"]
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def read(body: object, *, admin: bool = False, dialect=CHAT) -> Ask:
+    return dialect.read(json.dumps(body).encode(), admin=admin, max_samples=4, media_domains=("images.example",))
+
+
+def sent(ask: Ask, *, longest: int = 100, pinned: dict | None = None, dialect=CHAT) -> dict:
+    body = dialect.engine_body(ask, served_model="policy", longest=longest, salt="salt", pinned=pinned or {})
+    return json.loads(body)
+
+
+def test_known_fields_go_on_and_unknown_ones_are_counted() -> None:
+    ask = read({"model": "m", "messages": MESSAGES, "temperature": 0.5, "surprise": 1, "store": True, "user": "u"})
+    assert sent(ask) == {"messages": MESSAGES, "temperature": 0.5, "model": "policy", "cache_salt": "salt"}
+    assert ask.dropped == 1
+    assert ask.user == "u"
+    assert ask.model == "m"
+
+
+def test_the_record_names_nobody_and_keeps_metadata() -> None:
+    ask = read(
+        {"model": "m", "messages": MESSAGES, "user": "anna", "safety_identifier": "a", "metadata": {"kind": "x"}}
+    )
+    assert "anna" not in ask.recorded
+    assert json.loads(ask.recorded)["metadata"] == {"kind": "x"}
+
+
+def test_limits_are_clamped_to_the_context() -> None:
+    body = {"messages": MESSAGES, "max_tokens": 64000, "max_completion_tokens": 50}
+    assert sent(read(body))["max_tokens"] == 100
+    assert sent(read(body))["max_completion_tokens"] == 50
+    assert sent(read(body), longest=0)["max_tokens"] == 64000
+
+
+def test_pinned_sampling_overrides_the_caller() -> None:
+    ask = read({"messages": MESSAGES, "temperature": 0.2, "max_completion_tokens": 90, "top_k": 5})
+    pinned = {"temperature": 1.0, "top_k": -1.0, "max_tokens": 32.0}
+    body = sent(ask, pinned=pinned)
+    assert body["temperature"] == 1.0
+    assert body["top_k"] == -1
+    assert body["max_tokens"] == 32
+    assert "max_completion_tokens" not in body
+    assert isinstance(body["max_tokens"], int)
+
+
+@pytest.mark.parametrize("name", sorted(INTERNAL))
+def test_engine_internal_fields_need_a_role(name: str) -> None:
+    with pytest.raises(Forbidden, match=name):
+        read({"messages": MESSAGES, name: "x"})
+    assert sent(read({"messages": MESSAGES, name: "x"}, admin=True))[name] == "x"
+
+
+def test_a_callers_own_ids_are_dropped_whatever_its_role() -> None:
+    ask = read({"messages": MESSAGES, "request_id": "mine", "session_id": "s"}, admin=True)
+    assert "request_id" not in sent(ask)
+    assert "session_id" not in sent(ask)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        "x",
+        {},
+        {"messages": []},
+        {"messages": "hi"},
+        {"messages": [1]},
+        {"messages": [{"content": "x"}]},
+        {"messages": [{"role": 1}]},
+        {"messages": MESSAGES, "model": 3},
+        {"messages": MESSAGES, "stream": "yes"},
+        {"messages": MESSAGES, "n": 0},
+        {"messages": MESSAGES, "n": 5},
+        {"messages": MESSAGES, "n": True},
+        {"messages": MESSAGES, "n": 1.5},
+        {"messages": MESSAGES, "max_tokens": "many"},
+        {"messages": MESSAGES, "max_tokens": -1},
+        {"messages": MESSAGES, "user": {"a": 1}},
+        {"messages": [{"role": "user", "content": ["x"]}]},
+        {"messages": [{"role": "user", "content": [{"image_url": {"url": "http://10.0.0.1/x"}}]}]},
+        {"messages": [{"role": "user", "content": [{"image_url": "file:///etc/passwd"}]}]},
+        {"messages": [{"role": "user", "content": [{"image_url": {"url": "http://[bad"}}]}]},
+        {"messages": [{"role": "user", "content": [{"image_url": {"url": 7}}]}]},
+    ],
+)
+def test_bad_chat_requests_are_refused(body: object) -> None:
+    with pytest.raises(BadRequest):
+        read(body)
+
+
+def test_allowed_and_inline_media_pass() -> None:
+    for url in ("https://images.example/cat.png", "data:image/png;base64,AAAA"):
+        read({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"a":"\xff"}', b"[" * 100_000, b'{"messages":' + b"[" * 9_000])
+def test_what_is_not_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(BadRequest):
+        CHAT.read(raw, admin=False, max_samples=1)
+
+
+def test_completion_prompts() -> None:
+    for prompt, samples in (("x", 1), ([1, 2], 1), (["x", "y"], 2), ([[1], [2], [3]], 3)):
+        assert read({"prompt": prompt}, dialect=COMPLETIONS).samples == samples
+    for prompt in (None, [], 3, [[]], [None], ["x", 1], [-1], [True], {"a": 1}, [["x"]]):
+        with pytest.raises(BadRequest):
+            read({"prompt": prompt}, dialect=COMPLETIONS)
+    with pytest.raises(BadRequest):
+        read({"prompt": ["x", "y", "z"], "n": 2}, dialect=COMPLETIONS)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(
+    ["model", "messages", "prompt", "n", "stream", "max_tokens", "user", "metadata", "tools", "stop"]
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(NAMES, JSON, max_size=6), st.sampled_from([CHAT, COMPLETIONS]))
+def test_whatever_a_body_holds_it_is_read_or_refused(body: dict, dialect) -> None:
+    with contextlib.suppress(BadRequest):
+        sent(dialect.read(json.dumps(body).encode(), admin=True, max_samples=16), dialect=dialect)
+
+
+def test_errors_have_openais_shape() -> None:
+    error = json.loads(CHAT.error_body(BadRequest("no", param="n")))
+    assert error == {
+        "error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}
+    }
+    assert CHAT.error_event(BadRequest("no")).startswith(b'data: {"error"')
+    assert msgspec.json.decode(CHAT.error_event(BadRequest("no"))[6:])

@@ -1,0 +1,81 @@
+"""An engine's stream, cut anywhere: what goes out, what is held back, what the tap said."""
+
+import base64
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest.contracts.tap import TapCall, TapRecord, encode_tap
+from serving.gateway.dialects import DIALECTS
+from serving.gateway.stream import EventStream, decode_record
+
+TERMINAL = b"data: [DONE]"
+RECORD = TapRecord(engine_build="b", calls=(TapCall(request_id="r", prompt_ids=b"\1\0\0\0"),))
+TAP = b"event: everloop\ndata: " + base64.b64encode(encode_tap(RECORD)) + b"\n\n"
+TEXT = [
+    b'data: {"choices":[{"index":0,"delta":{"content":"a [DONE] \\n\\ndata: [DONE] event: everloop"}}]}\n\n',
+    b": a comment\n\n",
+    b'data: {"choices":[{"index":0,"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n',
+]
+STREAM = b"".join(TEXT) + TERMINAL + b"\n\n" + TAP
+
+
+def run(stream: bytes, cuts: list[int]) -> tuple[EventStream, bytes]:
+    events, out, places = EventStream(TERMINAL), b"", [0, *sorted(set(cuts)), len(stream)]
+    for start, end in pairwise(places):
+        out += events.feed(stream[start:end])
+    return events, out
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_wherever_it_is_cut_the_caller_gets_the_same(cuts: list[int]) -> None:
+    events, out = run(STREAM, cuts)
+    assert out == events.forwarded == b"".join(TEXT)
+    assert events.held == TERMINAL + b"\n\n"
+    assert events.ended
+    assert events.record == RECORD
+
+
+def test_byte_by_byte() -> None:
+    events, out = run(STREAM, list(range(len(STREAM))))
+    assert out == b"".join(TEXT)
+    assert events.record == RECORD
+
+
+def test_a_stream_that_breaks_off_is_not_ended_and_has_no_record() -> None:
+    events, out = run(b"".join(TEXT) + b"data: {", [])
+    assert out == b"".join(TEXT)
+    assert not events.ended
+    assert events.record is None
+    assert events.held == b""
+
+
+@pytest.mark.parametrize("data", [None, b"", b"\xff\xff", encode_tap(RECORD)[:5]])
+def test_a_damaged_record_is_none(data: bytes | None) -> None:
+    assert decode_record(data) is None
+    assert decode_record(b"%%%", encoded=True) is None
+
+
+def chunk(**choice) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, **choice}]}).encode() + b"\n\n"
+
+
+def test_the_dialects_read_replies_out_of_streams() -> None:
+    chat, completions = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/completions"]
+    reply = chat.stream_replies(b"".join(TEXT))[0]
+    assert reply.message["content"].endswith("event: everloopb")
+    assert reply.finish == "stop"
+    start = {"index": 0, "id": "x", "function": {"name": "f", "arguments": "{"}}
+    end = {"index": 0, "function": {"arguments": "}"}}
+    called = chunk(delta={"tool_calls": [start]}) + chunk(delta={"tool_calls": [end]}, finish_reason="tool_calls")
+    reply = chat.stream_replies(called + b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n')[0]
+    assert reply.finish == "tool_calls"
+    assert reply.message["tool_calls"] == [
+        {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    ]
+    text = chunk(text="a") + chunk(text="b", finish_reason="length")
+    assert completions.stream_replies(text)[0].message["content"] == "ab"
+    assert completions.stream_replies(b"") == {}
