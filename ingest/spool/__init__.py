@@ -13,7 +13,7 @@ Each process that writes has a folder of its own, `<root>/<spool id>/`, new at e
 
 - `segment`: one SQLite file: create, write, seal, read
 - `folder`: the layout above, seen from outside: list, adopt, watermarks
-- `writer`: `Spool`, group commit and sealing
+- `writer`: `Spool`, group commit; with `sealer`, its second thread, and `room`, its bound
 
 Invariants: a sequence is acknowledged only after fsync; sequences rise and are never used twice; sealed segments
 appear in the order of their sequences and never change. Only the lock's holder touches an active segment.

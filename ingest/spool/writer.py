@@ -3,9 +3,7 @@
 Appenders put their events into a queue; the writer thread takes all that is there, commits it in one transaction
 (one fsync), and answers everybody: the more load, the more events share an fsync. Nothing waits on purpose.
 
-A segment is full by size or by age. The writer then goes on in the spare, and a second thread seals the full one
-and prepares the next spare, so that no append waits for a checkpoint. The same thread counts the bytes below the root,
-for other processes add to them and the forwarder takes from them.
+A segment is full by size or by age; the writer then goes on in a spare that `sealer` has ready. `room` is the bound.
 """
 
 import asyncio
@@ -17,24 +15,22 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 from ingest.contracts.events import Event, encode_event
 from ingest.spool.errors import CommitTimeout, SpoolClosed, SpoolError, SpoolFull
-from ingest.spool.folder import STAMP_SLACK, SpoolFolder, folders, take_lock
-from ingest.spool.segment import ActiveSegment
+from ingest.spool.folder import STAMP_SLACK, SpoolFolder, take_lock
+from ingest.spool.room import Room
+from ingest.spool.sealer import Sealer
 
 log = logging.getLogger(__name__)
 
 _TICK = 0.5
 """Seconds between looks at the clock while idle: segment age, watermark."""
 _SCAN = 2.0
-"""Seconds between counts of the bytes below the root."""
-_DISK_RESERVE = 256 << 20
-"""Bytes of the disk that the spool leaves to others."""
+"""Seconds between two movements of the watermark, and counts of the bytes, while idle."""
 
 
 class _Append:
@@ -68,28 +64,19 @@ class Spool:
     ) -> None:
         self.spool_id = folder.spool_id
         self.folder = folder
-        self._root = folder.path.parent
         self._lock_fd = lock
         self._segment_bytes = segment_bytes
         self._segment_seconds = segment_seconds
-        self._max_bytes = max_bytes
 
         self._queue: list[_Append] = []
         self._condition = threading.Condition()
         self._closing = False
-        self._counted = 0
-        self._added = 0
-        self._disk_room = 0
-
-        self._unsealed: deque[ActiveSegment] = deque()
-        self._ordinal = 0
         self._next = 1
         self._tidied_at = time.monotonic()
         self._drained_at = time.time()
-        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="spool-sealer")
-        self._active = self._create()
-        self._spare: Future[ActiveSegment] = self._sealer.submit(self._create)
-        self._count()
+        self._room = Room(folder.path.parent, max_bytes)
+        self._sealer = Sealer(folder, self._room)
+        self._active = self._sealer.exchange(None, self._drained_at)
         self.folder.write_watermark(self._drained_at - STAMP_SLACK)
         self._writer = threading.Thread(target=self._run, name="spool-writer", daemon=True)
 
@@ -119,12 +106,12 @@ class Spool:
     @property
     def depth(self) -> int:
         """Bytes in all the spools below the root that wait to be shipped or removed; may lag by two seconds."""
-        return self._counted + self._added
+        return self._room.used
 
     @property
     def room(self) -> int:
         """Bytes left, under the bound and on the disk."""
-        return max(0, min(self._max_bytes - self.depth, self._disk_room - self._added))
+        return self._room.left
 
     async def append(self, events: Sequence[Event], timeout: float) -> list[int]:
         """The events' sequences, after fsync. Raises `SpoolFull`, `SpoolClosed`, `SpoolError`, `CommitTimeout`.
@@ -153,7 +140,6 @@ class Spool:
             self._closing = True
             self._condition.notify()
         self._writer.join()
-        self._sealer.shutdown(wait=True)
         os.close(self._lock_fd)
 
     # -- appenders
@@ -163,12 +149,7 @@ class Spool:
         with self._condition:
             if self._closing:
                 raise SpoolClosed(f"spool {self.spool_id} is closed")
-            if append.size > self.room:
-                raise SpoolFull(
-                    f"{append.size} bytes do not fit: the spools below {self._root} hold {self.depth} bytes of "
-                    f"{self._max_bytes}; start the forwarder, land and retain, or raise the bound"
-                )
-            self._added += append.size
+            self._room.take(append.size)
             self._queue.append(append)
             self._condition.notify()
         return append
@@ -178,7 +159,7 @@ class Spool:
             withdrawn = append in self._queue
             if withdrawn:
                 self._queue.remove(append)
-                self._added -= append.size
+                self._room.give_back(append.size)
         return CommitTimeout(
             f"no fsync within {timeout} s in {self.folder.path}: the disk is slow or stuck",
             recorded=False if withdrawn else None,
@@ -211,13 +192,13 @@ class Spool:
             if started is None:
                 if not closing and now - self._tidied_at >= min(_SCAN, self._segment_seconds):
                     self._tidied_at = now
-                    self._sealer.submit(self._tidy, self._drained_at)
+                    self._sealer.tidy(self._drained_at)
             elif (
                 closing or self._active.bytes >= self._segment_bytes or now - started >= self._segment_seconds
             ) and self._roll():
                 started = None
             if closing and not self._queue:
-                self._sealer.submit(self._finish)
+                self._sealer.finish(self._active, self._drained_at)
                 return
 
     def _commit(self, batch: list[_Append]) -> None:
@@ -259,64 +240,8 @@ class Spool:
     def _roll(self) -> bool:
         """Goes on in the spare and has the full segment sealed; False where there is no spare yet."""
         try:
-            spare = self._spare.result()
+            self._active = self._sealer.exchange(self._active, self._drained_at)
         except (sqlite3.Error, OSError) as error:
             log.error("spool %s: no new segment can be made: %s", self.spool_id, error)
-            self._spare = self._sealer.submit(self._create)
             return False
-        full, self._active = self._active, spare
-        self._sealer.submit(self._seal, full, self._drained_at)
-        self._spare = self._sealer.submit(self._create)
         return True
-
-    # -- the sealer thread
-
-    def _create(self) -> ActiveSegment:
-        self._ordinal += 1
-        return ActiveSegment(self.folder.path / f"active-{self._ordinal:016d}.db")
-
-    def _seal(self, segment: ActiveSegment, drained_at: float) -> None:
-        self._unsealed.append(segment)
-        self._tidy(drained_at)
-
-    def _tidy(self, drained_at: float) -> None:
-        if self._seal_waiting():
-            self.folder.write_watermark(drained_at - STAMP_SLACK)
-        self._count()
-
-    def _seal_waiting(self) -> bool:
-        """Seals, in order, what is full; False where one must wait (a full disk): later ones wait for it."""
-        while self._unsealed:
-            segment = self._unsealed[0]
-            try:
-                segment.seal()
-            except (sqlite3.OperationalError, OSError) as error:
-                log.error("spool %s: %s cannot be sealed now: %s", self.spool_id, segment.path.name, error)
-                return False
-            except sqlite3.DatabaseError as error:
-                segment.close()
-                self.folder.set_aside(segment.path, str(error))
-            self._unsealed.popleft()
-        return True
-
-    def _count(self) -> None:
-        added = self._added
-        try:
-            counted = sum(folder.size() for folder in folders(self._root))
-            disk = os.statvfs(self._root)
-        except OSError as error:
-            log.error("spool %s: the bytes below the root cannot be counted: %s", self.spool_id, error)
-            return
-        with self._condition:
-            self._counted = counted
-            self._added -= added
-            self._disk_room = disk.f_bavail * disk.f_frsize - _DISK_RESERVE
-
-    def _finish(self) -> None:
-        """Where something cannot be sealed, the folder stays open and whoever adopts it tries again."""
-        self._unsealed.append(self._active)
-        with contextlib.suppress(sqlite3.Error, OSError):  # there is no spare to remove
-            self._unsealed.append(self._spare.result())
-        if self._seal_waiting():
-            self.folder.write_watermark(self._drained_at - STAMP_SLACK)
-            self.folder.mark_closed()

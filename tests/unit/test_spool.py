@@ -1,9 +1,7 @@
 """The spool: what was acknowledged is read back exactly once, whatever happened to its writer."""
 
 import asyncio
-import signal
-import subprocess
-import sys
+import sqlite3
 import time
 from pathlib import Path
 
@@ -19,7 +17,6 @@ from ingest.spool import (
     SpoolFolder,
     SpoolFull,
     adopt,
-    folders,
     low_watermark,
     read_segment,
 )
@@ -103,7 +100,7 @@ def test_append_after_close_is_refused(tmp_path: Path):
 def test_a_full_spool_refuses_and_takes_again_when_bytes_are_gone(tmp_path: Path):
     spool = Spool.open(tmp_path, segment_seconds=0.1, max_bytes=200_000)
     accepted = 0
-    while spool.room > 11_000:
+    while spool.room > 21_000:
         spool.append_sync([erasure("x" * 10_000)])
         accepted += 1
     assert accepted > 2
@@ -112,7 +109,7 @@ def test_a_full_spool_refuses_and_takes_again_when_bytes_are_gone(tmp_path: Path
     until(lambda: sum(s.last - s.first + 1 for s in spool.folder.sealed()) == accepted)
     for segment in spool.folder.sealed():
         segment.path.unlink()
-    until(lambda: spool.room > 20_000)
+    until(lambda: spool.room > 40_000)
     spool.append_sync([erasure("x" * 10_000)])
     spool.close()
 
@@ -133,53 +130,6 @@ async def test_a_slow_disk_is_a_timeout_that_says_whether_the_events_were_withdr
     assert [name for _, name in sealed_events(spool.folder)] == ["taken"]
 
 
-_WRITER = """
-import sys, threading
-from pathlib import Path
-from ingest.contracts.erasure import Erasure
-from ingest.spool import Spool
-spool = Spool.open(Path(sys.argv[1]), segment_bytes=20_000, segment_seconds=0.2)
-print(spool.spool_id, flush=True)
-def work(thread):
-    i = 0
-    while True:
-        name = f"{thread}-{i}"
-        [sequence] = spool.append_sync([Erasure(erasure_id=name, target="subject", target_id="s", requested_at=1.0)])
-        sys.stdout.write(f"{sequence} {name}\\n"); sys.stdout.flush()
-        i += 1
-for thread in range(8):
-    threading.Thread(target=work, args=(thread,)).start()
-threading.Event().wait()
-"""
-
-
-def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
-    process = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    spool_id = process.stdout.readline().strip()
-    lines = [process.stdout.readline() for _ in range(1500)]
-    assert adopt(tmp_path) == [], "a living spool is not adopted"
-    process.send_signal(signal.SIGKILL)
-    lines += [line for line in process.stdout if line.endswith("\n")]
-    process.wait()
-    process.stdout.close()
-    acknowledged = {}
-    for line in lines:
-        parts = line.split()
-        if len(parts) == 2:
-            acknowledged[int(parts[0])] = parts[1]
-
-    assert adopt(tmp_path) == [spool_id]
-    assert adopt(tmp_path) == []
-    [folder] = folders(tmp_path)
-    found = sealed_events(folder)
-    assert folder.closed()
-    assert not list(folder.path.glob("active-*"))
-    assert len({sequence for sequence, _ in found}) == len(found)
-    assert found == sorted(found)
-    assert acknowledged.items() <= dict(found).items()
-
-
 def test_a_damaged_segment_is_told_apart_and_a_damaged_active_one_set_aside(tmp_path: Path):
     spool = Spool.open(tmp_path)
     spool.append_sync([erasure("good")])
@@ -197,8 +147,6 @@ def test_a_damaged_segment_is_told_apart_and_a_damaged_active_one_set_aside(tmp_
 
 
 def test_what_cannot_be_sealed_now_is_sealed_later_and_holds_back_the_rest(tmp_path: Path):
-    import sqlite3
-
     spool = Spool.open(tmp_path, segment_seconds=0.1)
     seal, tries = spool._active.seal, []
 
