@@ -1,0 +1,258 @@
+"""The training stage on a tiny model with DeepSpeed: complete checkpoints, lineage, resumption, and stops."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ingest.contracts.checkpoint import EXPORT, STATE
+from ingest.contracts.files import verify_files
+from tests.tiny_policy import CUT_AT, POLICY, Place, make_dataset, make_place, make_source
+from trainer.checkpoints import checkpoint_digest, import_model, read_checkpoint, retain
+from trainer.config import GapSettings, LoraSettings, LossSettings, MonitorSettings, OptimizerSettings, TrainerSettings
+from trainer.errors import TrainerError, TrainingStopped
+from trainer.stage import train
+
+pytestmark = pytest.mark.integration
+
+SETTINGS = TrainerSettings(
+    lora=LoraSettings(rank=8, alpha=16),
+    optimizer=OptimizerSettings(learning_rate=1e-2),
+    minibatch=8,
+    save_every=2,
+    monitors=MonitorSettings(entropy=0.01),
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return make_place(tmp_path)
+
+
+def run(place: Place, dataset: str, parent: str, output: str, settings: TrainerSettings = SETTINGS, **more):
+    return train(
+        settings=settings,
+        policy=POLICY,
+        dataset=place.dataset(dataset),
+        parent=place.checkpoints / parent,
+        reference=place.base,
+        output=place.checkpoints / output,
+        **more,
+    )
+
+
+def test_a_run_writes_a_complete_checkpoint(place):
+    make_dataset(place.dataset("d1"), place.base)
+    steps: list[dict] = []
+    manifest = run(place, "d1", "base", "c1", progress=steps.append)
+
+    folder = place.checkpoints / "c1"
+    verify_files(folder, manifest.files)
+    assert (manifest.kind, manifest.parent, manifest.dataset_id, manifest.step) == ("full", "base", "d1", 6)
+    assert manifest.tokenizer_digest == read_checkpoint(place.base).tokenizer_digest
+    assert 0 < manifest.realised_update < 1
+    assert manifest.metrics["gap_mean"] < 0.01
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert {step["steps"] for step in steps} == {6}
+    assert not (place.checkpoints / "c1.partial").exists()
+
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (folder / EXPORT / name).read_bytes() == (place.base / EXPORT / name).read_bytes()
+    exported, before = (load_file(p / EXPORT / "model.safetensors") for p in (folder, place.base))
+    assert {n: (t.dtype, t.shape) for n, t in exported.items()} == {n: (t.dtype, t.shape) for n, t in before.items()}
+    changed = {name for name in exported if not torch.equal(exported[name], before[name])}
+    assert changed
+    assert all(name.split(".")[-2] in ("q_proj", "k_proj", "v_proj", "o_proj") for name in changed)
+
+    digest = checkpoint_digest(manifest)
+    assert run(place, "d1", "base", "c1") == manifest, "a complete output is returned as it is"
+    assert checkpoint_digest(run(place, "d1", "base", "c1-again")) == digest, "the same inputs give the same bytes"
+
+
+def test_the_export_behaves_as_the_trained_policy(place):
+    """A dataset sampled from the export, scored by the next run that starts from the fp32 state."""
+    make_dataset(place.dataset("d1"), place.base)
+    run(place, "d1", "base", "c1")
+    make_dataset(place.dataset("d2"), place.checkpoints / "c1", seed=1)
+    steps: list[dict] = []
+    manifest = run(place, "d2", "c1", "c2", progress=steps.append)
+    assert manifest.metrics["gap_mean"] < 0.01
+    assert steps[0]["logprob_gap"] < 0.05
+
+
+def test_the_next_run_goes_on_from_the_fp32_state(place):
+    make_dataset(place.dataset("d1"), place.base)
+    run(place, "d1", "base", "c1")
+    make_dataset(place.dataset("d2"), place.checkpoints / "c1", seed=1)
+    manifest = run(place, "d2", "c1", "c2")
+    assert manifest.step == 12
+    first, second = (json.loads((place.checkpoints / c / STATE / "state.json").read_text()) for c in ("c1", "c2"))
+    assert first["trunk"] == second["trunk"] == "base"
+    seen = np.array([row for row in (first["variance"], second["variance"])])
+    assert seen[1] != seen[0]
+    tensors = load_file(place.checkpoints / "c2" / STATE / "state.safetensors")
+    assert {t.dtype for name, t in tensors.items() if name != "rng"} == {torch.float32}
+
+
+def test_rewarded_tokens_become_likely(place):
+    """Several cycles, each on the last checkpoint's own answers, raise the share of rewarded tokens."""
+    rewards, parent = [], "base"
+    for cycle in range(4):
+        make_dataset(place.dataset(f"d{cycle}"), place.checkpoints / parent, rows=64, seed=cycle)
+        rewards.append(run(place, f"d{cycle}", parent, f"c{cycle}").metrics["reward_mean"])
+        parent = f"c{cycle}"
+    assert rewards[-1] > rewards[0] + 0.25
+
+
+def test_full_weights_train_and_resume_too(place):
+    settings = SETTINGS.model_copy(update={"weights": "full", "optimizer": OptimizerSettings(learning_rate=1e-3)})
+    make_dataset(place.dataset("d1"), place.base)
+    run(place, "d1", "base", "c1", settings)
+    make_dataset(place.dataset("d2"), place.checkpoints / "c1", seed=1)
+    manifest = run(place, "d2", "c1", "c2", settings)
+    assert manifest.realised_update > 0.5
+    with pytest.raises(TrainerError, match="other adapters"):
+        run(place, "d2", "c1", "c3", SETTINGS)
+
+
+def test_parts_add_up_to_the_same_step(place):
+    make_dataset(place.dataset("d1"), place.base)
+    whole = run(place, "d1", "base", "whole")
+    cut = run(place, "d1", "base", "cut", SETTINGS.model_copy(update={"forward_tokens": 24}))
+    a, b = (load_file(place.checkpoints / m.checkpoint_id / STATE / "state.safetensors") for m in (whole, cut))
+    weights = [name for name in a if name.startswith("weights/")]
+    distance = sum(float((a[n] - b[n]).norm()) for n in weights)
+    length = sum(float(a[n].norm()) for n in weights)
+    assert distance < 0.05 * length, "they differ by bf16 rounding in the trunk only"
+
+
+@pytest.mark.parametrize("done", [1, 4])
+def test_a_killed_run_ends_with_the_same_bytes(place, done):
+    make_dataset(place.dataset("d1"), place.base)
+    undisturbed = run(place, "d1", "base", "undisturbed")
+
+    output = place.checkpoints / "killed"
+    settings = place.root / "settings.json"
+    settings.write_text(SETTINGS.model_dump_json())
+    command = [sys.executable, "-m", "trainer", "--dataset", place.dataset("d1"), "--parent", place.base,
+               "--reference", place.base, "--output", output, "--settings", settings]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    for line in process.stderr:
+        if line.startswith("{") and json.loads(line)["step"] == done:
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.stderr.close()
+    process.wait()
+    assert not (output / "manifest.json").exists()
+
+    steps: list[dict] = []
+    resumed = run(place, "d1", "base", "killed", progress=steps.append)
+    assert steps[0]["step"] > (1 if done >= 2 else 0), "it goes on from the last saved step"
+    assert checkpoint_digest(resumed) == checkpoint_digest(undisturbed)
+    assert resumed.metrics["steps"] == 6
+
+
+def test_foreign_logprobs_stop_the_run_and_nothing_is_published(place, tmp_path):
+    other = make_place(tmp_path / "other", seed=9)
+    make_dataset(place.dataset("foreign"), other.base, version="base")
+    with pytest.raises(TrainingStopped, match="version base") as stopped:
+        run(place, "foreign", "base", "c1")
+    assert stopped.value.monitor == "gap"
+    assert not list(place.checkpoints.glob("c1*"))
+
+
+def test_stale_and_unknown_rows_are_left_out_or_stop_the_run(place):
+    make_dataset(place.dataset("unknown"), place.base, version="never-heard-of")
+    with pytest.raises(TrainingStopped) as stopped:
+        run(place, "unknown", "base", "c1")
+    assert stopped.value.monitor == "staleness"
+    make_dataset(place.dataset("old"), place.base, finished_at=CUT_AT - 30 * 86400)
+    with pytest.raises(TrainingStopped):
+        run(place, "old", "base", "c1")
+
+
+def test_a_monitor_stops_a_run_in_the_middle_and_nothing_stays(place):
+    make_dataset(place.dataset("d1"), place.base)
+    settings = SETTINGS.model_copy(
+        update={"monitors": MonitorSettings(kl=1e-4), "optimizer": OptimizerSettings(learning_rate=0.05)}
+    )
+    with pytest.raises(TrainingStopped) as stopped:
+        run(place, "d1", "base", "c1", settings)
+    assert stopped.value.monitor == "kl"
+    assert not list(place.checkpoints.glob("c1*"))
+    assert run(place, "d1", "base", "c1").step == 6, "the process goes on to the next run"
+
+
+def test_an_update_lost_in_rounding_is_an_error(place):
+    make_dataset(place.dataset("d1"), place.base)
+    settings = SETTINGS.model_copy(update={"optimizer": OptimizerSettings(learning_rate=1e-12)})
+    with pytest.raises(TrainerError, match="lost in rounding"):
+        run(place, "d1", "base", "c1", settings)
+    assert not (place.checkpoints / "c1" / "manifest.json").exists()
+
+
+def test_equal_rewards_stop_the_run(place):
+    make_dataset(place.dataset("d1"), place.base, reward=lambda ids: 0.75)
+    with pytest.raises(TrainingStopped, match=r"all 48 rewards are 0\.75"):
+        run(place, "d1", "base", "c1")
+
+
+def test_damaged_data_is_refused(place):
+    make_dataset(place.dataset("d1"), place.base)
+    path = place.dataset("d1") / "rows.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(TrainerError, match="damaged"):
+        run(place, "d1", "base", "c1")
+
+
+def test_an_untied_model_trains(tmp_path):
+    place = make_place(tmp_path, tied=False)
+    make_dataset(place.dataset("d1"), place.base)
+    settings = SETTINGS.model_copy(update={"loss": LossSettings(name="ppo_clip", low=0.2, high=0.2)})
+    assert run(place, "d1", "base", "c1", settings).realised_update > 0
+
+
+def test_curves_go_to_mlflow(place):
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{place.root}/mlflow.db"
+    make_dataset(place.dataset("d1"), place.base)
+    run(place, "d1", "base", "c1", mlflow=uri)
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(f"everloop/{POLICY}")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.tags["everloop.dataset"] == "d1"
+    assert found.data.params["loss.name"] == "cispo"
+    assert len(client.get_metric_history(found.info.run_id, "kl")) == 6
+    assert found.data.metrics["run.realised_update"] > 0
+
+
+def test_a_base_is_imported_once(tmp_path):
+    place = make_place(tmp_path)
+    first = read_checkpoint(place.base)
+    other = make_source(tmp_path / "other", seed=5)
+    assert import_model(other, place.root / "checkpoints", POLICY) == first
+    assert (first.checkpoint_id, first.kind, first.parent) == ("base", "base", None)
+    with pytest.raises(TrainerError, match="not a Hugging Face model folder"):
+        import_model(tmp_path / "nowhere", place.root / "elsewhere", POLICY)
+
+
+def test_retention_keeps_ancestors_of_what_is_kept(place):
+    parent = "base"
+    for cycle in range(3):
+        make_dataset(place.dataset(f"d{cycle}"), place.checkpoints / parent, seed=cycle)
+        run(place, f"d{cycle}", parent, f"c{cycle}")
+        parent = f"c{cycle}" if cycle != 1 else "c0"
+    assert read_checkpoint(place.checkpoints / "c2").parent == "c0"
+    assert retain(place.checkpoints, {"c2"}, 0) == ["c1"]
+    assert {p.name for p in place.checkpoints.iterdir()} == {"base", "c0", "c2"}
+    assert retain(place.checkpoints, set(), 1) == []
