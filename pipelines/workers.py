@@ -138,10 +138,14 @@ def import_modules(modules: tuple[str, ...]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON-like builtins: structs, dataclasses, models, paths and enums included."""
+    """A value as it would come back from JSON: structs, dataclasses, models, numbers of numpy and paths included."""
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encodable))
+
+
+def _encodable(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=str)
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _initialise() -> None:

@@ -18,8 +18,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipelines": {"ingest", "serving", "trainer", "evaluation", "promotion"},
 }
 HEAVY = {
-    "alembic", "apscheduler", "deepspeed", "deltalake", "duckdb", "great_expectations", "matplotlib", "mlflow", "pandas",
-    "peft", "pyarrow", "scipy", "sqlalchemy", "torch", "transformers", "vllm",
+    "alembic", "apscheduler", "deepspeed", "deltalake", "duckdb", "great_expectations", "matplotlib", "mlflow",
+    "pandas", "peft", "pyarrow", "scipy", "sqlalchemy", "torch", "transformers", "vllm",
 }  # fmt: skip
 CONTRACTS_MAY_IMPORT = {"msgspec", "ingest"}
 

@@ -21,7 +21,7 @@ def find(home: Path, session: int | None = None, proc: Path = Path("/proc")) -> 
     number that was given again has a living leader.
     """
     mark = f"{MARK}={home}".encode()
-    leaderless = session is not None and not (proc / str(session)).exists()
+    leaderless = session is not None and not _alive(proc / str(session))
     found = []
     for entry in proc.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -40,7 +40,7 @@ def end(pids: list[int], grace: float = 10.0) -> None:
     for pid in pids:
         _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
+    while time.monotonic() < deadline and any(_alive(Path(f"/proc/{pid}")) for pid in pids):
         time.sleep(0.1)
     for pid in pids:
         _signal(pid, signal.SIGKILL)
@@ -69,9 +69,9 @@ def _is_dead(entry: Path) -> bool:
     return _stat(entry)[0] in "ZX"
 
 
-def _alive(pid: int) -> bool:
+def _alive(entry: Path) -> bool:
     with suppress(OSError):
-        return not _is_dead(Path(f"/proc/{pid}"))
+        return not _is_dead(entry)
     return False
 
 

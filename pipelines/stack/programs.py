@@ -137,11 +137,12 @@ serverurl = unix://{_escape(str(run / "supervisor.sock"))}
 
 
 def _section(program: Program, home: Home, folder: Path) -> str:
-    pairs = ",".join(f"{key}={_quote(value)}" for key, value in sorted(program.environment.items()))
-    environment = f"\nenvironment = {pairs}" if pairs else ""
+    # By `env`, for supervisord's own way of setting variables cannot quote every value.
+    pairs = [f"{key}={value}" for key, value in sorted(program.environment.items())]
+    command = ("env", *pairs, *program.command) if pairs else program.command
     return f"""
 [program:{program.name}]
-command = {_escape(shlex.join(program.command))}
+command = {_escape(shlex.join(command))}
 directory = {_escape(str(folder))}
 autostart = true
 autorestart = true
@@ -153,7 +154,7 @@ killasgroup = true
 redirect_stderr = true
 stdout_logfile = {_escape(str(home.logs / program.name))}.log
 stdout_logfile_maxbytes = 20MB
-stdout_logfile_backups = 3{environment}
+stdout_logfile_backups = 3
 """
 
 
@@ -202,7 +203,3 @@ def _kafka(home: Home, ports: dict[str, int]) -> Program:
 
 def _escape(text: str) -> str:
     return text.replace("%", "%%")
-
-
-def _quote(value: str) -> str:
-    return '"' + _escape(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -54,8 +54,8 @@ class Supervisor:
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.configuration)]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd=self._home.root)
         if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise PipelineError(f"supervisord did not start: {said[-1] if said else 'it gave no reason'}")
+            said = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("Error")]
+            raise PipelineError(f"supervisord did not start: {said[0] if said else 'it gave no reason'}")
         self._wait(lambda: self.running, 15, "supervisord does not answer on its socket: see logs/supervisord.log")
 
     def apply(self) -> None:

@@ -176,17 +176,17 @@ def test_a_process_that_is_asked_to_stop_begins_no_stage(runs: Runs) -> None:
 
 
 def test_a_stage_stopped_within_is_interrupted_and_its_attempt_does_not_count(runs: Runs) -> None:
-    stopping = False
-
     class Stopped(Scripted):
+        stopping = False
+
         def train(self, run: Run, origin: dict) -> dict:
-            nonlocal stopping
-            stopping = True
+            self.stopping = True
             raise PipelineError("its worker was ended")
 
     for _ in range(MAX_ATTEMPTS + 1):
-        stopping = False
-        run = Flow("p", Stopped(), runs, runs.path.parent / "p.lock", lambda: stopping).run(min_turns=10)
+        stages = Stopped()
+        asked = Flow("p", stages, runs, runs.path.parent / "p.lock", lambda stages=stages: stages.stopping)
+        run = asked.run(min_turns=10)
         assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped within train")
     assert flow(runs, Scripted()).run(min_turns=10).run_id == run.run_id
 

@@ -1,0 +1,104 @@
+"""`everloop` as a person calls it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.home import Home
+from pipelines.records import Outcome, RunState, Stage, StageState
+from pipelines.runs import Runs
+from tests.unit.test_config import GOOD
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+
+
+def everloop(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    command = [sys.executable, "-m", "pipelines.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "everloop.toml").write_text(GOOD)
+    return tmp_path
+
+
+def test_help_names_every_command(folder: Path) -> None:
+    done = everloop(folder, "--help")
+    assert done.returncode == 0
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and line.strip()}
+    assert {
+        *("up", "down", "status", "doctor", "run", "runs", "train", "evaluate", "versions", "promote", "rollback"),
+        *("keys", "log", "kafka", "config", "gateway", "control", "engine", "simulate", "demo"),
+    } <= listed
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("status", "--nope"), 2, "No such option"),
+        (("status", "-c", "missing.toml"), 1, "missing.toml does not exist: name the configuration with --config"),
+        (("run",), 1, "nothing ever ran in"),
+        (("keys", "list"), 1, "nothing ever ran in"),
+        (("runs", "r9"), 1, 'there is no run "r9"'),
+        (("run", "-p", "other"), 1, 'there is no policy "other": the configuration has helper'),
+        (("kafka", "down"), 1, "no broker was started in"),
+    ],
+)
+def test_errors_are_one_sentence_on_standard_error(folder: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    done = everloop(folder, *words)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_up_says_everything_that_is_missing_before_it_starts_anything(folder: Path) -> None:
+    done = everloop(folder, "up")
+    assert done.returncode == 1
+    assert "set policies.helper.model" in done.stderr
+    assert "set policies.helper.evaluation.suite" in done.stderr
+    assert not (folder / "here" / "run").exists()
+
+
+def test_status_as_json_of_a_stack_that_is_down(folder: Path) -> None:
+    runs = Runs(Home.at(folder / "here").database)
+    run = runs.create("helper")
+    runs.begin(run.run_id, Stage.LAND)
+    runs.end(run.run_id, Stage.LAND, StageState.FINISHED, {"ready": 3})
+    runs.move(run.run_id, RunState.DONE, "the interval holds 0", Outcome.HELD)
+    found = json.loads(everloop(folder, "status", "--json").stdout)
+    assert found["running"] is False
+    assert {"engines", "versions", "spool_bytes", "policies", "processes"} <= set(found)
+    assert found["policies"]["helper"]["last_run"]["outcome"] == "held"
+    assert found["policies"]["helper"]["next_run"] is None
+    (listed,) = json.loads(everloop(folder, "runs", "--json").stdout)
+    assert (listed["run_id"], listed["reason"]) == (run.run_id, "the interval holds 0")
+    assert "land" in everloop(folder, "runs", run.run_id).stdout
+
+
+def test_config_check_and_reference(folder: Path) -> None:
+    assert everloop(folder, "config", "check").stdout == "everloop.toml is right: 1 policies, 2 engines\n"
+    assert "## `[[engines]]`" in everloop(folder, "config", "reference").stdout
+    (folder / "everloop.toml").write_text(GOOD + "mim_turns = 3\n")
+    assert 'did you mean "min_turns"?' in everloop(folder, "config", "check").stderr
+
+
+def test_doctor_tells_and_its_code_says_whether_up_would_start(folder: Path) -> None:
+    done = everloop(folder, "doctor", "--json")
+    assert done.returncode == 1
+    found = {check["name"]: check for check in json.loads(done.stdout)}
+    assert not found["model of helper"]["ok"]
+    assert found["leftovers"]["ok"]
+
+
+def test_a_part_of_everloop_is_a_command_with_its_own_options(folder: Path) -> None:
+    done = everloop(folder, "gateway", "--help")
+    assert done.returncode == 0
+    assert "--spool" in done.stdout

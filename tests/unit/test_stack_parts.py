@@ -1,0 +1,121 @@
+"""The pure parts of the local stack: ports, secrets, checks, supervisord's configuration."""
+
+import configparser
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import load
+from pipelines.errors import PipelineError
+from pipelines.home import Home
+from pipelines.stack import addresses, checks, programs, secrets
+from tests.unit.test_config import GOOD
+
+
+@pytest.fixture
+def config_path(tmp_path: Path) -> Path:
+    path = tmp_path / "everloop.toml"
+    path.write_text(GOOD.replace("[everloop]", "[gateway]\nport = 0\n[everloop]\nmin_free_disk_gb = 0"))
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.at(tmp_path / "here").create()
+
+
+def test_free_ports_are_chosen_once_and_remembered(config_path: Path, home: Home) -> None:
+    config = load(config_path, {})
+    first = addresses.choose(config, home, kafka=True)
+    assert addresses.choose(config, home, kafka=True) == first == addresses.load(home)
+    assert len(set(first.ports.values())) == len(first.ports)
+    assert first.kafka == f"127.0.0.1:{first.ports['kafka']}"
+    assert {"engine-0", "engine-1", "gateway", "control", "mlflow"} <= set(first.ports)
+    assert addresses.choose(config, home, kafka=False).kafka is None
+
+
+def test_a_remembered_port_that_was_taken_is_chosen_anew(config_path: Path, home: Home) -> None:
+    config = load(config_path, {})
+    first = addresses.choose(config, home, kafka=False)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first.ports["control"]))
+        other.listen()
+        second = addresses.choose(config, home, kafka=False)
+    assert second.ports["control"] != first.ports["control"]
+    assert second.ports["gateway"] == first.ports["gateway"]
+
+
+def test_a_configured_port_in_use_is_a_sentence(config_path: Path, home: Home) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        config = load(config_path, {"EVERLOOP__GATEWAY__PORT": str(port)})
+        with pytest.raises(PipelineError, match=rf"port {port} is in use: .* set another in \[gateway\] port"):
+            addresses.choose(config, home, kafka=False)
+        (said,) = [check.advice for check in checks.ports(config) if not check.ok]
+        assert f"port {port} (gateway) is in use" in said
+
+
+def test_a_stack_that_never_ran_is_a_sentence(home: Home) -> None:
+    with pytest.raises(PipelineError, match=r"nothing ever ran in .*: start it with `everloop up`"):
+        addresses.load(home)
+
+
+def test_secrets_are_made_once_for_their_owner_only(home: Home) -> None:
+    path = home.run / "secrets.json"
+    made = secrets.load_or_create(path)
+    assert secrets.load_or_create(path) == made
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert made.control_token not in repr(made)
+    assert len(bytes.fromhex(made.hash_secret)) == 32
+    secrets.save(path, made.with_evaluation_key("el-x", "key-1"))
+    assert secrets.load_or_create(path).evaluation_key == "el-x"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_the_machine_lacks_is_a_sentence_each(config_path: Path, tmp_path: Path) -> None:
+    config = load(config_path, {"EVERLOOP__EVERLOOP__MIN_FREE_DISK_GB": "1e9"})
+    wrong = {c.name: c.advice for c in checks.machine(config, tmp_path / "x", memory=10**9) if not c.ok}
+    assert "min_free_disk_gb" in wrong["disk"]
+    assert "1.0 GB of memory are available" in wrong["memory"]
+    long = tmp_path / ("x" * 100)
+    assert "choose a shorter home" in {c.name: c.advice for c in checks.machine(config, long) if not c.ok}["socket"]
+    missing = {c.name: c.advice for c in checks.models(config) if not c.ok}
+    assert "set policies.helper.model" in missing["model of helper"]
+    assert "set policies.helper.evaluation.suite" in missing["suite of helper"]
+
+
+def test_the_supervisors_configuration_has_every_process_and_no_secret(config_path: Path, home: Home) -> None:
+    config = load(
+        config_path, {"EVERLOOP__ENGINES__0__ENVIRONMENT__RATE": '"5%"', "EVERLOOP__ENGINES__0__ARGS": '["-x"]'}
+    )
+    made = secrets.load_or_create(home.run / "secrets.json")
+    where = addresses.choose(config, home, kafka=True)
+    found = programs.programs(config, config_path, home, where, {"helper": "c7"})
+    text = programs.render(found, home, tmp := config_path.parent)
+    parser = configparser.RawConfigParser()
+    parser.read_string(text)
+    names = {name.removeprefix("program:") for name in parser.sections() if name.startswith("program:")}
+    assert names == {
+        *("kafka", "forwarder", "control", "mlflow", "gateway", "engine-0", "engine-1", "reconciler", "scheduler")
+    }
+    assert set(programs.FIRST) <= names
+    engine = parser["program:engine-0"]
+    assert f"--model {home.checkpoint('helper', 'c7') / 'export'} --version c7" in engine["command"]
+    assert engine["command"].endswith("-- -x")
+    assert engine["command"].startswith("env rate=5%% ")
+    assert engine["directory"] == str(tmp)
+    assert not any(value in text for value in made.environment().values())
+
+
+def test_without_kafka_there_is_no_broker_and_with_an_outside_one_none_of_ours(config_path: Path, home: Home) -> None:
+    def names(kafka: bool, **environment: str) -> set[str]:
+        config = load(config_path, environment)
+        where = addresses.choose(config, home, kafka)
+        return {p.name for p in programs.programs(config, config_path, home, where, {"helper": "base"})}
+
+    assert {"kafka", "forwarder"} & names(False) == set()
+    assert {"kafka", "forwarder"} & names(True, EVERLOOP__LOG__BOOTSTRAP="b:9092") == {"forwarder"}
