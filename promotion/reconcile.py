@@ -37,7 +37,7 @@ from promotion.rules import Permission, accept, may_serve
 
 __all__ = ["Reconciler", "main", "wait_converged"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("promotion.reconcile")  # also when run as __main__
 
 _IN_SERVICE = frozenset({RolloutState.ROLLING, RolloutState.SERVING})
 

@@ -43,7 +43,7 @@ def start() -> str:
 
     atexit.register(stop)
     url = f"http://127.0.0.1:{port}"
-    for _ in range(240):
+    for _ in range(600):
         if process.poll() is not None:
             raise RuntimeError(f"mlflow server ended with {process.returncode}: {(root / 'server.log').read_text()}")
         try:
