@@ -31,6 +31,7 @@ from pipelines.errors import PipelineError, RunBusy
 from pipelines.home import Home
 from pipelines.lease import Lease
 from pipelines.local import Loop
+from pipelines.pace import not_before
 from pipelines.records import RunState
 from pipelines.workers import FAMILIES
 
@@ -46,13 +47,11 @@ def loop_of(config_path: str) -> Loop:
     return Loop.open(Path(config_path))
 
 
-def look(config_path: str, policy: str, min_turns: int | None = None) -> None:
-    """The job: goes on with the policy's run where it is time to."""
+def look(config_path: str, policy: str, min_turns: int | None = None, asked: bool = False) -> None:
+    """The job: goes on with the policy's run, or begins one; `asked`: a person wants it now, whatever went wrong."""
     loop = loop_of(config_path)
     settings = loop.config.policies[policy].schedule
-    unfinished = loop.runs.unfinished(policy)
-    failed = unfinished if unfinished and unfinished.state == RunState.FAILED else None
-    if failed and time.time() - failed.updated_at < settings.retry_seconds:
+    if not asked and time.time() < not_before(loop.runs.history(policy, 20), settings.retry_seconds):
         return
     try:
         loop.run(policy, min_turns)
@@ -168,7 +167,7 @@ def _now(scheduler: BackgroundScheduler, config_path: Path, policy: str, min_tur
         "pipelines.schedule:look",
         "date",
         run_date=datetime.now(UTC),
-        args=[str(config_path), policy, min_turns],
+        args=[str(config_path), policy, min_turns, True],
         id=f"now-{policy}",
         replace_existing=True,
         misfire_grace_time=None,

@@ -100,9 +100,9 @@ class LocalStages:
 
     def lineage(self, run: Run) -> dict:
         """Where training continues from, given what became of the runs before."""
-        champion = self._promotion("promotion.registry:champion", mlflow=self._addresses.mlflow, policy=self._policy)
+        champion = self._champion()
         history = [r for r in self._runs.history(self._policy) if r.run_id != run.run_id]
-        found = origin(history, champion or BASE, self._settings.evaluation.max_holds)
+        found = origin(history, champion, self._settings.evaluation.max_holds)
         return {"parent": found.parent, "champion": found.champion, "look": found.look, "why": found.why}
 
     def train(self, run: Run, origin: dict) -> dict:
@@ -161,7 +161,10 @@ class LocalStages:
         outcomes = {"hold": Outcome.HELD, "canary": Outcome.CANARY, "reject": Outcome.REJECTED}
         if verdict["decision"] in outcomes:
             raise Ended(outcomes[verdict["decision"]], why)
-        since = self._clock()
+        champion = self._champion()
+        if champion not in (verdict["champion"], run.checkpoint_id):
+            raise Ended(Outcome.HELD, f"{champion} became the champion while {verdict['champion']} was compared with")
+        promoted_at = self._clock()
         self._promotion(
             "promotion.registry:promote",
             mlflow=self._addresses.mlflow,
@@ -169,7 +172,12 @@ class LocalStages:
             policy=self._policy,
             checkpoint_id=run.checkpoint_id,
         )
-        return {"promoted": run.checkpoint_id, "since": since, "reasons": why}
+        return {
+            "promoted": run.checkpoint_id,
+            "since": verdict["created_at"],
+            "promoted_at": promoted_at,
+            "reasons": why,
+        }
 
     def roll_out(self, run: Run, decided: dict) -> dict:
         """Until every engine in service reports the new champion; then the swaps that it took."""
@@ -186,7 +194,11 @@ class LocalStages:
             for swap in self._control.swaps(self._policy, decided["since"])
             if swap["to_version"] == run.checkpoint_id
         ]
-        return {"swaps": swaps, "converged_ms": (self._clock() - decided["since"]) * 1000}
+        return {"swaps": swaps, "converged_ms": (self._clock() - decided["promoted_at"]) * 1000}
+
+    def _champion(self) -> str:
+        named = self._promotion("promotion.registry:champion", mlflow=self._addresses.mlflow, policy=self._policy)
+        return named or BASE
 
     def _ingest(self, target: str, **arguments: Any) -> Any:
         return self._workers.call("ingest", target, **arguments)

@@ -99,7 +99,11 @@ class ScheduleConfig(_Model):
         ge=1,
         description="A look that was missed by less than this (the machine slept) is made up for, once.",
     )
-    retry_seconds: float = Field(default=30.0, ge=0, description="A failed run is tried again after this.")
+    retry_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="A failed run is tried again after this, then twice this, up to an hour; a failed gate too.",
+    )
     stop_seconds: float = Field(
         default=20.0, ge=0, description="How long a stage may go on when the scheduler is asked to stop."
     )

@@ -28,6 +28,10 @@ Tell = Callable[[str, str], None]
 """Hears (part, what it is doing) while the stack starts."""
 
 
+STARTS = 5
+"""A process that was begun so often while `up` waits will not come into service by waiting longer."""
+
+
 class Stack:
     """The processes of one configuration on this machine."""
 
@@ -164,7 +168,16 @@ class Stack:
     def _wait(self, part: str, done: Callable[[], bool]) -> None:
         self._tell(part, "starting")
         deadline = time.monotonic() + self.config.everloop.start_seconds
+        began: dict[str, set[float]] = {}
         while not done():
+            for process in self.supervisor.processes():
+                starts = began.setdefault(process.name, set())
+                starts.add(process.since)
+                if len(starts) >= STARTS:
+                    raise PipelineError(
+                        f"{process.name} ended {len(starts) - 1} times while {part} was starting; the last line of "
+                        f"{self.home.logs / process.name}.log: {_last_line(self.home.logs / f'{process.name}.log')}"
+                    )
             if time.monotonic() > deadline:
                 raise PipelineError(
                     f"{part} was not in service after {self.config.everloop.start_seconds:.0f} s: its log in "
@@ -176,6 +189,11 @@ class Stack:
                 )
             time.sleep(0.25)
         self._tell(part, "in service")
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+    return lines[-1][:300] if lines else "(it is empty)"
 
 
 def _answers(url: str) -> bool:
