@@ -140,7 +140,7 @@ def _version_age(spans: pa.ChunkedArray, versions: tuple[str, ...]) -> np.ndarra
     """How many newer versions answered users, for each row's oldest span; NaN where one is unknown."""
     named = pc.struct_field(pc.list_flatten(spans), "version")
     ages = pc.index_in(named, value_set=pa.array(versions, pa.string())).to_numpy(zero_copy_only=False)
-    return _by_row(np.maximum, ages.astype(np.float64), _lengths(spans), empty=np.nan)
+    return _by_row(np.maximum, ages.astype(np.float64), _lengths(spans), empty=0.0)
 
 
 def _shares(names: pa.ChunkedArray) -> np.ndarray:
