@@ -53,8 +53,13 @@ def command(settings: EngineSettings, served: Version, *, cpu: bool) -> list[str
 
 
 def environment(base: Mapping[str, str], settings: EngineSettings, served: Version, token: str) -> dict[str, str]:
-    """vLLM's environment: `base`, save for control's token, which no engine needs."""
-    kept = {name: value for name, value in base.items() if name != "EVERLOOP_CONTROL_TOKEN"}
+    """vLLM's environment: `base`, save for control's token, which no engine needs, and what makes its start slow.
+
+    Without compiled modules (container images often set PYTHONDONTWRITEBYTECODE) each of vLLM's processes compiles
+    torch and vLLM from source again: half a minute of processor time each, at every cold load.
+    """
+    dropped = {"EVERLOOP_CONTROL_TOKEN", "PYTHONDONTWRITEBYTECODE"}
+    kept = {name: value for name, value in base.items() if name not in dropped}
     return {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         **kept,
