@@ -21,4 +21,5 @@ def main() -> None:
     """
     from pipelines.demo.main import Options, run
 
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its client would write into the live view
     raise SystemExit(run(Options.read(os.environ, Path.cwd())))

@@ -97,10 +97,21 @@ def _users(users: dict) -> tuple[object, object]:
 def _swaps(swaps: list[dict]) -> str:
     if not swaps:
         return "<p>None.</p>"
-    head = ("engine", "from", "to", "requests stood still, ms", "whole swap, ms", "fleet converged, ms")
+    head = (
+        "engine",
+        "from",
+        "to",
+        "requests in flight",
+        "they stood still, ms",
+        "whole swap, ms",
+        "fleet converged, ms",
+    )
     return _table(
         head,
-        ((s["engine_id"], s["from_version"], s["to_version"], *(round(s[k]) for k in _MILLISECONDS)) for s in swaps),
+        (
+            (s["engine_id"], s["from_version"], s["to_version"], s["in_flight"], *(round(s[k]) for k in _MILLISECONDS))
+            for s in swaps
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """The demo's plot: measure, let people talk and the loop learn, measure again.
 
-People talk in waves. A wave begins when the run before enters `roll_out` or ends, so that versions are swapped under
+People talk in waves. A wave begins when the verdict on the run before is in, so that versions are swapped under
 traffic, and nobody samples while the trainer has the processors. The runs themselves are the scheduler's.
 """
 
@@ -108,11 +108,11 @@ async def _cycles(cycles: int, crowd: Crowd, watch: Watch, scene: Scene, screen:
     await crowd.wave(TURNS)
     for cycle in range(1, cycles + 1):
         await _begun(cycle, crowd, watch, screen)
-        run = await watch.until(cycle, lambda run: _rolling(run) or run.state == RunState.DONE)
+        run = await watch.until(cycle, lambda run: _judged(run) or _is_done(run))
         if cycle < cycles:
             scene.cycle = cycle + 1
             await asyncio.gather(crowd.wave(TURNS), watch.until(cycle, _is_done))
-        elif run is not None and run.state != RunState.DONE:
+        elif run is not None and not _is_done(run):
             over = asyncio.Event()
             trickle = asyncio.create_task(crowd.steadily(TRICKLE, until=over))
             try:
@@ -137,8 +137,9 @@ def _has_enough(run: Run) -> bool:
     return landed is not None and landed.state == StageState.FINISHED
 
 
-def _rolling(run: Run) -> bool:
-    return run.stage(Stage.ROLL_OUT) is not None
+def _judged(run: Run) -> bool:
+    """From here on the alias may move: the swap begins within a second of it, before `roll_out` is recorded."""
+    return run.stage(Stage.DECIDE) is not None
 
 
 def _is_done(run: Run) -> bool:

@@ -47,7 +47,7 @@ def build(facts: Facts) -> dict[str, Any]:
         "seconds": round(facts.finished_at - facts.started_at, 1),
         "steps": {name: round(seconds, 1) for name, seconds in facts.steps.items()},
         "stages": stage_seconds(done),
-        "swaps": list(_swaps(done)),
+        "swaps": list(_swaps(facts, done)),
         "base": {"version": facts.before.version, "users": _users(facts, facts.before.version)},
         "versions": list(_versions(facts, done)),
         "answers": _answers(facts.before, facts.after, facts.seed),
@@ -68,7 +68,7 @@ def stage_seconds(runs: list[Run]) -> dict[str, float]:
     return {stage: round(sum(all_) / len(all_), 1) for stage, all_ in spent.items() if all_}
 
 
-def _swaps(runs: list[Run]) -> Iterator[dict]:
+def _swaps(facts: Facts, runs: list[Run]) -> Iterator[dict]:
     for run in runs:
         result = run.result(Stage.ROLL_OUT) or {}
         for swap in result.get("swaps", ()):
@@ -79,7 +79,13 @@ def _swaps(runs: list[Run]) -> Iterator[dict]:
                 **{key: swap[key] for key in told if swap.get(key) not in (None, "")},
                 "converged_ms": round(result["converged_ms"], 1),
                 "at": swap["started_at"],
+                "in_flight": _in_flight(facts, swap["started_at"], swap["total_ms"] / 1000),
             }
+
+
+def _in_flight(facts: Facts, began: float, seconds: float) -> int:
+    """Users' requests that were in progress at some time of the swap."""
+    return sum(x.at >= began and x.at - x.seconds <= began + seconds for x in facts.exchanges)
 
 
 def _versions(facts: Facts, runs: list[Run]) -> Iterator[dict]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -11,7 +11,10 @@ from rich.text import Text
 def show(report: dict[str, Any], folder: Path, console: Console) -> None:
     """Prints the summary of `report`, which lies in `folder`."""
     low, high = report["difference_interval"]
-    say = console.print
+
+    def say(*parts: RenderableType) -> None:
+        console.print(*parts, soft_wrap=True)
+
     say()
     for problem in report["problems"]:
         say(Text(f"FAILED: {problem}", "bold red"))
@@ -35,7 +38,8 @@ def show(report: dict[str, Any], folder: Path, console: Console) -> None:
     say(_versions(report))
     for swap in report["swaps"]:
         say(
-            f"swap {swap['from_version']} → {swap['to_version']}: requests stood still for {swap['pause_ms']:.0f} ms, "
+            f"swap {swap['from_version']} → {swap['to_version']}: {swap['in_flight']} requests in flight stood still "
+            f"for {swap['pause_ms']:.0f} ms, "
             f"the fleet converged in {swap['converged_ms']:.0f} ms"
         )
     say()
@@ -45,9 +49,9 @@ def show(report: dict[str, Any], folder: Path, console: Console) -> None:
             side = answer[when]
             say(Text(f"  {when:<6} {side['acceptance']:.2f}  {' '.join(side['text'].split())}"))
     say()
-    say(f"report      {folder / 'report.html'}", soft_wrap=True)
+    say(f"report      {folder / 'report.html'}")
     for name, url in report["addresses"].items():
-        say(f"{name:<11} {url}", soft_wrap=True)
+        say(f"{name:<11} {url}")
 
 
 def _versions(report: dict) -> Table:

@@ -53,7 +53,9 @@ def finish(runs: Runs, run_id: str, stage: Stage, result: dict) -> None:
     runs.end(run_id, stage, StageState.FINISHED, result)
 
 
-async def test_waves_begin_with_roll_out_or_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waves_begin_with_the_verdict_or_the_end_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipelines.demo.watch.POLL_SECONDS", 0.01)
     runs, events, out = Runs(tmp_path / "pipelines.db"), [], io.StringIO()
     watching, scene, screen = watch(runs, out)
@@ -69,12 +71,15 @@ async def test_waves_begin_with_roll_out_or_the_end_of_a_run(tmp_path: Path, mon
     finish(runs, first, Stage.LAND, {"ready": 96})
     finish(runs, first, Stage.TRAIN, {})
     assert await settle() == ["wave 128"]
-    runs.begin(first, Stage.ROLL_OUT)
+    runs.begin(first, Stage.DECIDE)
     assert await settle() == ["wave 128", "wave 128"]
+    runs.end(first, Stage.DECIDE, StageState.FINISHED, {"promoted": "c"})
+    runs.begin(first, Stage.ROLL_OUT)
     runs.end(first, Stage.ROLL_OUT, StageState.FINISHED, {"swaps": [{"pause_ms": 30.0}], "converged_ms": 1.0})
     runs.move(first, RunState.DONE, "promoted", Outcome.PROMOTED)
     second = runs.create("demo").run_id
     finish(runs, second, Stage.LAND, {"ready": 90})
+    finish(runs, second, Stage.DECIDE, {"promoted": "c"})
     runs.begin(second, Stage.ROLL_OUT)
     assert await settle() == ["wave 128", "wave 128", "trickle"]
     assert not plot.done()

@@ -131,6 +131,7 @@ def test_report_of_a_demo_that_kept_its_promises() -> None:
     assert [report[key] for key in counted] == [2, 1, 1, 0, 0, 100, 100]
     assert report["swaps"][0]["pause_ms"] == 31.5
     assert report["swaps"][0]["converged_ms"] == 1500.0
+    assert report["swaps"][0]["in_flight"] == 2  # 71.0 to 71.8: exchanges that end at 71.0 and begin at 71.5
     assert report["stages"]["train"] == 2.0
     assert report["base"]["users"] == {"turns": 60, "acceptance": 0.4}
     first, second = report["versions"]
