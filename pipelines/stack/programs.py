@@ -33,9 +33,15 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def programs(
-    config: Config, config_path: Path, home: Home, addresses: Addresses, versions: dict[str, str]
+    config: Config,
+    config_path: Path,
+    home: Home,
+    addresses: Addresses,
+    versions: dict[str, str],
+    overrides: dict[str, str],
 ) -> list[Program]:
-    """Every process of the stack. `versions` has the checkpoint that each policy's serving engines start from."""
+    """Every process of the stack. `versions` has the checkpoint that each policy's serving engines start from;
+    `overrides` the environment variables that `config` was read under."""
     ports, control = addresses.ports, addresses.control
     found = [_mlflow(home, ports["mlflow"])]
     found.append(
@@ -101,7 +107,13 @@ def programs(
     found.append(msgspec.structs.replace(reconciler, command=(*reconciler.command, *policies)))
     grace = max((p.schedule.stop_seconds for p in config.policies.values()), default=0.0)
     scheduler = _module("scheduler", "pipelines.schedule", config=config_path)
-    found.append(msgspec.structs.replace(scheduler, stop_seconds=int(grace) + 10))
+    # The digest is there so that a changed configuration is a changed process, and restarts it.
+    digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
+    found.append(
+        msgspec.structs.replace(
+            scheduler, stop_seconds=int(grace) + 10, environment=overrides | {"EVERLOOP_CONFIG_DIGEST": digest}
+        )
+    )
     return found
 
 

@@ -5,6 +5,7 @@ each policy, the processes that others need, the policies in control and in the 
 Each step may be done again: `up` on a stack that runs changes only what the configuration changed.
 """
 
+import os
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from ingest.contracts.checkpoint import EXPORT
 from pipelines.config import Config
+from pipelines.config.reading import PREFIX
 from pipelines.control import Control
 from pipelines.errors import PipelineError
 from pipelines.home import BASE, Home
@@ -54,7 +56,8 @@ class Stack:
         for policy in self.config.policies:
             self._tell("model", f"checkpoint {BASE} of {policy}")
             self._import(policy)
-        found = programs.programs(self.config, self.config_path, self.home, where, self._versions())
+        overrides = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+        found = programs.programs(self.config, self.config_path, self.home, where, self._versions(), overrides)
         if not running:
             self._write([p for p in found if p.name in programs.FIRST])
             self.supervisor.start(keys.environment())

@@ -94,7 +94,7 @@ def test_the_supervisors_configuration_has_every_process_and_no_secret(config_pa
     )
     made = secrets.load_or_create(home.run / "secrets.json")
     where = addresses.choose(config, home, kafka=True)
-    found = programs.programs(config, config_path, home, where, {"helper": "c7"})
+    found = programs.programs(config, config_path, home, where, {"helper": "c7"}, {"EVERLOOP__A": "1"})
     text = programs.render(found, home, tmp := config_path.parent)
     parser = configparser.RawConfigParser()
     parser.read_string(text)
@@ -108,6 +108,8 @@ def test_the_supervisors_configuration_has_every_process_and_no_secret(config_pa
     assert engine["command"].endswith("-- -x")
     assert engine["command"].startswith("env rate=5%% ")
     assert engine["directory"] == str(tmp)
+    assert parser["program:scheduler"]["command"].startswith("env EVERLOOP_CONFIG_DIGEST=")
+    assert " EVERLOOP__A=1 " in parser["program:scheduler"]["command"]
     assert not any(value in text for value in made.environment().values())
 
 
@@ -115,7 +117,7 @@ def test_without_kafka_there_is_no_broker_and_with_an_outside_one_none_of_ours(c
     def names(kafka: bool, **environment: str) -> set[str]:
         config = load(config_path, environment)
         where = addresses.choose(config, home, kafka)
-        return {p.name for p in programs.programs(config, config_path, home, where, {"helper": "base"})}
+        return {p.name for p in programs.programs(config, config_path, home, where, {"helper": "base"}, {})}
 
     assert {"kafka", "forwarder"} & names(False) == set()
     assert {"kafka", "forwarder"} & names(True, EVERLOOP__LOG__BOOTSTRAP="b:9092") == {"forwarder"}
