@@ -5,10 +5,11 @@ The scheduler and `everloop run` both are a `Loop`; a lock file per policy keeps
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pipelines.config import Config, load
-from pipelines.flow import Flow
+from pipelines.flow import Flow, Stages
 from pipelines.home import Home
 from pipelines.records import Run
 from pipelines.runs import Runs
@@ -24,10 +25,10 @@ def workers_of(config: Config, home: Home) -> Workers:
 
 
 class Loop:
-    """Everything that runs the loop of every policy in one home folder."""
+    """Everything that runs the loop of every policy in one home folder. `stages` makes those of one policy."""
 
-    def __init__(self, config: Config, home: Home) -> None:
-        self.config, self.home = config, home
+    def __init__(self, config: Config, home: Home, stages: Callable[..., Stages] = LocalStages) -> None:
+        self.config, self.home, self._stages = config, home, stages
         self.runs = Runs(home.database)
         self.workers = workers_of(config, home)
         self._stopping = threading.Event()
@@ -43,7 +44,7 @@ class Loop:
     def run(self, policy: str, min_turns: int | None = None) -> Run:
         """One look: goes on with the policy's run or begins one, and comes back with how it stands."""
         needed = min_turns or self.config.policies[policy].schedule.min_turns
-        stages = LocalStages(
+        stages = self._stages(
             policy,
             self.config,
             self.home,
