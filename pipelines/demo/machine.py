@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-GIB = 1 << 30
-NEEDED_MEMORY = 20 * GIB
+GB = 10**9
+NEEDED_MEMORY = 20 * GB
 """Two engines 13, the trainer 4, MLflow and the rest 3."""
-NEEDED_DISK = 8 * GIB
+NEEDED_DISK = 8 * GB
 """The model, six checkpoints with their training state, and the logs."""
 NEEDED_PACKAGES = ("vllm", "torch", "deepspeed", "mlflow", "great_expectations", "openai", "gguf", "supervisor")
 
@@ -62,12 +62,12 @@ def lacks(machine: Machine) -> list[str]:
         said.append("The demo needs 2 processor cores, this process may use 1.")
     if machine.free_memory < NEEDED_MEMORY:
         said.append(
-            f"The demo needs {NEEDED_MEMORY / GIB:.0f} GB of free memory, {machine.free_memory / GIB:.1f} GB are free: "
+            f"The demo needs {NEEDED_MEMORY / GB:.0f} GB of free memory, {machine.free_memory / GB:.1f} GB are free: "
             "end other programs, or use a larger machine."
         )
     if machine.free_disk < NEEDED_DISK:
         said.append(
-            f"The demo needs {NEEDED_DISK / GIB:.0f} GB of free disk here, {machine.free_disk / GIB:.1f} GB are free: "
+            f"The demo needs {NEEDED_DISK / GB:.0f} GB of free disk here, {machine.free_disk / GB:.1f} GB are free: "
             "make room, or run it from another folder."
         )
     return said

@@ -63,8 +63,9 @@ class Options:
 
 def run(options: Options) -> int:
     """The demo; the exit code."""
-    console = Console(highlight=False)
-    failed = Console(stderr=True, highlight=False, soft_wrap=True)
+    # Sentences name tables of the configuration, `[gateway]`: that is no markup.
+    console = Console(highlight=False, markup=False)
+    failed = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     stack: Stack | None = None
     try:
         with _interruptible():

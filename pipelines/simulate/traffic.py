@@ -41,7 +41,11 @@ class Answer:
 
 @dataclass
 class Tally:
-    """Counts of a crowd so far. `failures` holds the kinds of error with their number, never their content."""
+    """Counts of a crowd so far.
+
+    `retries` are those of requests that got their answer in the end; `failures` has the kinds of error with their
+    number, never their content.
+    """
 
     turns: int = 0
     failed_requests: int = 0
