@@ -7,7 +7,6 @@ one transaction each.
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -17,52 +16,17 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from starlette.exceptions import HTTPException
 
-from ingest.contracts.fleet import Heartbeat, Policy, Reference, Snapshot, Swap, Version
+from ingest.contracts.fleet import Heartbeat, Policy, Reference, Swap, Version
 from serving.config import ControlSettings
 from serving.control import engines, keys, policies
 from serving.control.database import Database, bump
-from serving.control.errors import ControlError, TooLarge, Unauthorized
+from serving.control.errors import ControlError
+from serving.control.shared import Control, the_body, the_control
 from serving.control.tables import RevisionRow
 from serving.fleet.assignments import converged
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_BODY_BYTES = 16 << 20
-
-
-class Control:
-    """What the handlers share."""
-
-    def __init__(self, database: Database, token: str, settings: ControlSettings) -> None:
-        self.database = database
-        self.settings = settings
-        self.seen = engines.LastSeen(time.time)
-        self._token = token.encode()
-
-    def admits(self, authorization: str | None) -> bool:
-        """Whether the header carries the bearer token."""
-        return hmac.compare_digest((authorization or "").encode(), b"Bearer " + self._token)
-
-    def snapshot(self) -> Snapshot:
-        """All that a gateway needs."""
-        with self.database.read() as session:
-            revision = session.get_one(RevisionRow, 1).value
-            return Snapshot(
-                revision=revision,
-                keys=tuple(key for key in keys.every(session) if key.revoked_at is None),
-                policies=tuple(policies.every(session)),
-                engines=tuple(engines.every(session)),
-            )
-
-    def sweep(self) -> None:
-        """Marks silent engines as lost."""
-        before = time.time() - self.settings.lost_seconds
-        with self.database.write(changes_snapshot=False) as session:
-            lost = engines.mark_lost(session, self.seen, before)
-            if lost:
-                bump(session)
-        for engine_id in lost:
-            log.warning("engine %s is lost: no heartbeat for %s s", engine_id, self.settings.lost_seconds)
 
 
 def create_app(database: Database, token: str, settings: ControlSettings) -> FastAPI:
@@ -95,25 +59,6 @@ def create_app(database: Database, token: str, settings: ControlSettings) -> Fas
 
     app.include_router(router)
     return app
-
-
-def the_control(request: Request) -> Control:
-    """The process's `Control`, if the caller has its token."""
-    control: Control = request.app.state.control
-    if not control.admits(request.headers.get("authorization")):
-        raise Unauthorized("Send the control token as `Authorization: Bearer …`.")
-    return control
-
-
-async def the_body(request: Request) -> bytes:
-    """The request's body, bounded."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise TooLarge(f"The body is above {MAX_BODY_BYTES} bytes.")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _read(body: bytes, kind: type[T]) -> T:

@@ -8,10 +8,11 @@ cannot both be given the turn to swap.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, create_engine, event, select
+from sqlalchemy import Connection, Engine, create_engine, event, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -77,14 +78,14 @@ def bump(session: Session) -> None:
 
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
-    def connect(connection, record) -> None:
+    def connect(connection: Any, record: Any) -> None:
         connection.isolation_level = None  # transactions begin where `begin` below says, not where sqlite3 guesses
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
 
     @event.listens_for(engine, "begin")
-    def begin(connection) -> None:
+    def begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 

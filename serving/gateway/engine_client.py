@@ -19,8 +19,8 @@ KEEP_ALIVE_SECONDS = 3.0
 """Below the engine's own (5 s in vLLM), so that a request never meets a connection about to be closed."""
 CONNECT_SECONDS = 5.0
 ABORT_SECONDS = 5.0
-RECORD_ATTEMPTS = 4
-RECORD_PAUSE_SECONDS = 0.25
+RECORD_WAIT_SECONDS = 4
+"""How long an engine may wait for a request to end before it says that it has no record."""
 
 
 _NOT_THE_CALLERS = frozenset({401, 403, 404, 429})
@@ -124,26 +124,17 @@ class EngineClient:
 
     async def record(self, engine: Engine, request_id: str) -> TapRecord | None:
         """The record of a request whose answer was cut, from the engine's own store; None where it has none."""
-        url = self._url(engine, f"/everloop/records/{request_id}")
-        for attempt in range(RECORD_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(RECORD_PAUSE_SECONDS)
-            try:
-                async with asyncio.timeout(ABORT_SECONDS), self._session.get(url, headers=_own(engine)) as response:
-                    if response.status == 200:
-                        return decode_record(await response.read())
-                    if response.status != 404:
-                        return None
-            except (aiohttp.ClientError, TimeoutError):
-                return None
-        return None
+        url = URL(f"{engine.url}/everloop/records/{request_id}?wait={RECORD_WAIT_SECONDS}")
+        try:
+            async with asyncio.timeout(ABORT_SECONDS), self._session.get(url, headers=_own(engine)) as response:
+                return decode_record(await response.read()) if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError):
+            return None
 
     def _url(self, engine: Engine, path: str) -> URL:
         url = self._urls.get((engine.url, path))
         if url is None:
-            url = URL(engine.url + path)
-            if len(path) < 32 and not path.startswith("/everloop/records"):
-                self._urls[engine.url, path] = url
+            url = self._urls[engine.url, path] = URL(engine.url + path)
         return url
 
 

@@ -48,10 +48,10 @@ class Exchange:
 
     async def read_body(self, limit: int, seconds: float) -> bytes:
         """The whole body. Raises `TooLarge`, `BodyTimeout`, `ClientLeft`."""
-        declared = self._headers.get(b"content-length", b"0")
+        declared = self._headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limit:
             raise TooLarge(f"The body is above {limit} bytes.")
-        message = await self._receive() if declared == b"0" else await self._next(seconds)
+        message = await self._next(seconds)
         if not message.get("more_body") and message["type"] == "http.request":
             return self._bounded(message.get("body", b""), limit)
         parts, size = [], 0

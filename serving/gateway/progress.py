@@ -58,10 +58,12 @@ class Progress:
 
     def caller_left(self) -> None:
         """Step 6: nobody reads the answer any more, so the engine is told to end it; its record still comes."""
-        if self.left:
-            return
         self.left = True
-        if hasattr(self, "engine"):
+        self.abort()
+
+    def abort(self) -> None:
+        """Tells the engine, if one was asked already, to end its answer."""
+        if self._aborting is None and hasattr(self, "engine"):
             self._aborting = asyncio.create_task(self._gateway.engines.abort(self.engine, self.request_id))
 
     def renamed(self, data: bytes) -> bytes:

@@ -52,8 +52,9 @@ class Ending(msgspec.Struct, kw_only=True):
 def turns_of(caller: Caller, ending: Ending) -> list[Turn]:
     """One turn for each sample that was asked for, whatever became of it."""
     recorded = dict(_samples(ending.record, caller.samples))
+    nothing: tuple[TapCall | None, TapSample | None] = (None, None)
     return [
-        _turn(caller, ending, index, *recorded.get(index, (None, None)), ending.replies.get(index))
+        _turn(caller, ending, index, *(recorded.get(index) or nothing), ending.replies.get(index))
         for index in range(caller.samples)
     ]
 

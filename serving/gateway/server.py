@@ -159,6 +159,8 @@ def _supervise(workers: int, work: Callable[[int], None]) -> None:
     """Forks the workers, and again each that dies, until a signal stops them all."""
     children: dict[int, int] = {}
     stopping = False
+    reasons, tell = os.pipe()
+    """Why a worker cannot start: the parent says it, once."""
 
     def stop(number: int, frame: object) -> None:
         nonlocal stopping
@@ -169,7 +171,7 @@ def _supervise(workers: int, work: Callable[[int], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     for index in range(workers):
-        children[_fork(index, work)] = index
+        children[_fork(index, work, tell)] = index
     while children:
         pid, status = os.wait()
         index = children.pop(pid)
@@ -177,14 +179,14 @@ def _supervise(workers: int, work: Callable[[int], None]) -> None:
             stop(signal.SIGTERM, None)
             while children:
                 children.pop(os.wait()[0])
-            sys.exit(_CANNOT_START)
+            raise CannotStart(os.read(reasons, 4096).decode().splitlines()[0])
         if not stopping:
             log.error("worker %d died (%s): it is started again", index, os.waitstatus_to_exitcode(status))
             time.sleep(_RESTART_SECONDS)
-            children[_fork(index, work)] = index
+            children[_fork(index, work, tell)] = index
 
 
-def _fork(index: int, work: Callable[[int], None]) -> int:
+def _fork(index: int, work: Callable[[int], None], tell: int) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -198,7 +200,7 @@ def _fork(index: int, work: Callable[[int], None]) -> int:
             work(index)
         code = 0
     except CannotStart as error:
-        print(f"everloop gateway: {error}", file=sys.stderr)
+        os.write(tell, f"{error}\n".encode())
         code = _CANNOT_START
     finally:
         sys.stderr.flush()

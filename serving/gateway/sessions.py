@@ -36,14 +36,15 @@ def canonical(message: dict) -> bytes:
 def _text(content: object) -> object:
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) and "text" in part else part for part in content]
-        if all(isinstance(part, str) for part in parts):
-            return "".join(parts)
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
+            return "".join(texts)
         return [{k: v for k, v in p.items() if k != "cache_control"} if isinstance(p, dict) else p for p in parts]
     return content or ""
 
 
 def _calls(calls: object) -> list[object]:
-    named = []
+    named: list[object] = []
     for call in calls if isinstance(calls, list) else []:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):

@@ -51,7 +51,7 @@ class EventStream:
         )
 
     def _sort(self, events: bytes) -> bytes:
-        out = []
+        out: list[bytes] = []
         for event in events[: -len(_BORDER)].split(_BORDER):
             if event.startswith(_TAP):
                 self._tap = event.partition(b"\ndata: ")[2]

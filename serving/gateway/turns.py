@@ -14,7 +14,7 @@ Invariant: whoever was sent a terminal event has its turn on the spool (`capture
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -85,7 +85,8 @@ async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer 
                 answer.close()
         log.warning("engine %s failed before its first byte: turn %s", engine.engine_id, turn.caller.turn_id)
         gateway.suspicion.failed(engine.engine_id)
-        gateway.metrics.retried(turn.policy.name)
+        if not tried:
+            gateway.metrics.retried(turn.policy.name)
         tried.append(engine.engine_id)
     raise EngineFailed("No engine gave an answer: try again in a moment.")
 
@@ -109,7 +110,8 @@ async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, e
         except EngineBroke:
             ending.lost = not turn.left
         except TimeoutError:
-            turn.caller_left()
+            turn.abort()
+            ending.lost = True
     ending.left = turn.left
     ending.finished_at = time.time()
     (gateway.suspicion.failed if ending.lost else gateway.suspicion.answered)(turn.engine.engine_id)
@@ -144,7 +146,7 @@ async def relay_body(turn: Progress, answer: EngineAnswer, exchange: Exchange, e
         ending.replies = replies_of(turn.dialect.replies, body)
 
 
-def replies_of(parse, body: bytes) -> Mapping[int, Reply]:
+def replies_of(parse: Callable[[bytes], dict[int, Reply]], body: bytes) -> Mapping[int, Reply]:
     """What `parse` reads; nothing where the engine sent what is not of this format."""
     try:
         return parse(body)

@@ -38,7 +38,9 @@ def free_port() -> int:
 
 def environment() -> dict[str, str]:
     """The environment of everloop's processes."""
-    return {**os.environ, "EVERLOOP_CONTROL_TOKEN": CONTROL_TOKEN, "EVERLOOP_HASH_SECRET": HASH_SECRET}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    secrets = {"EVERLOOP_CONTROL_TOKEN": CONTROL_TOKEN, "EVERLOOP_HASH_SECRET": HASH_SECRET}
+    return {**kept, **secrets, "EVERLOOP_ENGINE_TOKEN": ENGINE_TOKEN}
 
 
 def wait_until(condition, what: str, seconds: float = PATIENCE) -> None:

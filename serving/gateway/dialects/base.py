@@ -11,6 +11,7 @@ Invariant: what an `Ask` holds is well-typed wherever the gateway looks at it ag
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from typing import TypeVar
 
 import msgspec
 
@@ -42,6 +43,8 @@ NOT_RECORDED = ("user", "safety_identifier", "prompt_cache_key")
 
 _WHOLE = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "n"})
 _encode = msgspec.json.encode
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 class Ask(msgspec.Struct, kw_only=True):
@@ -131,8 +134,8 @@ class Dialect(ABC):
         for name, value in pinned.items():
             body[name] = int(value) if name in _WHOLE else value
         for name in self.limits:
-            value = body.get(name)
-            if value is not None and longest and value > longest:
+            asked = body.get(name)
+            if asked is not None and longest and asked > longest:
                 body[name] = longest
         body["model"] = served_model
         body.setdefault("cache_salt", salt)
@@ -185,7 +188,7 @@ def encode_text(value: object) -> str:
         raise BadRequest("The body is not valid JSON: it is nested too deeply.") from None
 
 
-def expect(body: dict, name: str, kind: type, default: object) -> object:
+def expect(body: dict, name: str, kind: type[T], default: D) -> T | D:
     """`body[name]` if it is a `kind`, `default` where it is absent or null; raises `BadRequest` otherwise."""
     value = body.get(name)
     if value is None:
@@ -195,7 +198,13 @@ def expect(body: dict, name: str, kind: type, default: object) -> object:
     return value
 
 
-_NAMES = {str: "a string", bool: "true or false", int: "a whole number", list: "a list", dict: "an object"}
+_NAMES: dict[type, str] = {
+    str: "a string",
+    bool: "true or false",
+    int: "a whole number",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def events_as_array(events: bytes) -> bytes:

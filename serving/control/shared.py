@@ -1,0 +1,71 @@
+"""What control's handlers share: the database, who may call, the snapshot, and the sweep for lost engines."""
+
+import hmac
+import logging
+import time
+
+from fastapi import Request
+
+from ingest.contracts.fleet import Snapshot
+from serving.config import ControlSettings
+from serving.control import engines, keys, policies
+from serving.control.database import Database, bump
+from serving.control.errors import TooLarge, Unauthorized
+from serving.control.tables import RevisionRow
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES = 16 << 20
+
+
+class Control:
+    """What the handlers share."""
+
+    def __init__(self, database: Database, token: str, settings: ControlSettings) -> None:
+        self.database = database
+        self.settings = settings
+        self.seen = engines.LastSeen(time.time)
+        self._token = token.encode()
+
+    def admits(self, authorization: str | None) -> bool:
+        """Whether the header carries the bearer token."""
+        return hmac.compare_digest((authorization or "").encode(), b"Bearer " + self._token)
+
+    def snapshot(self) -> Snapshot:
+        """All that a gateway needs."""
+        with self.database.read() as session:
+            revision = session.get_one(RevisionRow, 1).value
+            return Snapshot(
+                revision=revision,
+                keys=tuple(key for key in keys.every(session) if key.revoked_at is None),
+                policies=tuple(policies.every(session)),
+                engines=tuple(engines.every(session)),
+            )
+
+    def sweep(self) -> None:
+        """Marks silent engines as lost."""
+        before = time.time() - self.settings.lost_seconds
+        with self.database.write(changes_snapshot=False) as session:
+            lost = engines.mark_lost(session, self.seen, before)
+            if lost:
+                bump(session)
+        for engine_id in lost:
+            log.warning("engine %s is lost: no heartbeat for %s s", engine_id, self.settings.lost_seconds)
+
+
+def the_control(request: Request) -> Control:
+    """The process's `Control`, if the caller has its token."""
+    control: Control = request.app.state.control
+    if not control.admits(request.headers.get("authorization")):
+        raise Unauthorized("Send the control token as `Authorization: Bearer …`.")
+    return control
+
+
+async def the_body(request: Request) -> bytes:
+    """The request's body, bounded."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise TooLarge(f"The body is above {MAX_BODY_BYTES} bytes.")
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,115 @@
+"""Gateway, control, agent and a real vLLM with a tiny random model: answers, hang-ups, and a swap in mid-answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from ingest.contracts.arrays import unpack_ids, unpack_logprobs
+from ingest.contracts.turn import Finish
+from tests.integration.serving_stack import Stack, free_port, running, wait_until
+from tests.tiny_models import make_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.engine]
+HI = [{"role": "user", "content": "Tell me a story."}]
+START_SECONDS = 600.0
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("vllm")
+    models = {version: make_model(home / "weights" / version, seed) for seed, version in ((1, "v1"), (2, "v2"))}
+    with running(home / "stack", engine=False) as stack:
+        desired = {"version": "v1", "path": str(models["v1"])}
+        stack.control("PUT", "/v1/policies/policy/desired", desired).raise_for_status()
+        arguments = ["--control", stack.control_url, "--policy", "policy", "--port", str(free_port())]
+        arguments += ["--model", str(models["v1"]), "--version", "v1", "--weights-root", str(home / "weights")]
+        stack.start("agent", "serving.engines.vllm", *arguments, "--max-model-len", "1024", "--max-num-seqs", "16")
+        wait_until(lambda: converged(stack), "vLLM", START_SECONDS)
+        stack.shared_key = stack.key()
+        stack.settle()
+        yield stack
+        stack.stop("agent")
+
+
+def converged(stack: Stack) -> bool:
+    return stack.control("GET", "/v1/fleet").json()["converged"]["policy"]
+
+
+@pytest.fixture
+def client(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.shared_key, max_retries=0, timeout=120)
+
+
+def test_plain_answers_of_both_formats(stack: Stack, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="policy", messages=HI, max_completion_tokens=12, temperature=1, logprobs=True
+    )
+    (turn,) = stack.turns(answer.id)
+    asked = [entry.logprob for entry in answer.choices[0].logprobs.content]
+    assert len(unpack_ids(turn.output_ids)) == len(asked) == answer.usage.completion_tokens
+    assert list(unpack_logprobs(turn.logprobs)) == pytest.approx(asked, abs=1e-5)
+    assert len(unpack_ids(turn.prompt_ids)) == answer.usage.prompt_tokens
+    assert [span.version for span in turn.weight_versions] == ["v1"]
+    assert turn.trainable, turn.untrainable_reason
+    texts = client.completions.create(model="policy", prompt=["a", "b"], n=2, max_tokens=4)
+    turns = stack.turns(texts.id, 4)
+    assert all(turn.finish in (Finish.LENGTH, Finish.STOP) for turn in turns)
+    assert turns[0].prompt_ids == turns[1].prompt_ids != turns[2].prompt_ids == turns[3].prompt_ids
+
+
+def test_streams_clamps_and_refusals(stack: Stack, client: openai.OpenAI) -> None:
+    ask = {"model": "policy", "messages": HI, "stream": True, "n": 2}
+    chunks = list(client.chat.completions.create(**ask, max_tokens=10, stream_options={"include_usage": True}))
+    turns = stack.turns(chunks[0].id, 2)
+    assert sum(len(unpack_ids(turn.output_ids)) for turn in turns) == chunks[-1].usage.completion_tokens
+    clamped = client.chat.completions.create(model="policy", messages=HI, max_tokens=64_000, stop=["e"])
+    assert stack.turns(clamped.id)[0].finish in (Finish.STOP, Finish.LENGTH)
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="policy", messages=HI, temperature=-3)
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "long " * 4000}])
+    greedy = client.chat.completions.create(model="policy", messages=HI, max_tokens=3, temperature=0)
+    assert stack.turns(greedy.id)[0].untrainable_reason == "greedy"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_caller_that_hangs_up(stack: Stack, client: openai.OpenAI, stream: bool) -> None:
+    ask = {"model": "policy", "messages": HI, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+    before = {getattr(event, "turn_id", "") for event in stack.events()}
+    if stream:
+        answer = client.chat.completions.create(**ask, stream=True)
+        next(answer)
+        answer.close()
+    else:
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=httpx.Timeout(60, read=1.0)).chat.completions.create(**ask)
+
+    def recorded() -> list:
+        return [event for event in stack.events() if event.turn_id not in before]
+
+    wait_until(lambda: len(recorded()) == 1, "the aborted turn")
+    (turn,) = recorded()
+    assert turn.finish is Finish.ABORT
+    assert 0 < len(unpack_ids(turn.output_ids)) < 900
+
+
+def test_a_swap_in_mid_answer_is_seen_as_spans(stack: Stack, client: openai.OpenAI, tmp_path: Path) -> None:
+    ask = {"model": "policy", "messages": HI, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+    stream = client.chat.completions.create(**ask, stream=True)
+    turn_id = next(stream).id
+    fleet = stack.control("GET", "/v1/fleet").json()["policies"][0]["desired"]["path"]
+    desired = {"version": "v2", "path": str(Path(fleet).parent / "v2")}
+    stack.control("PUT", "/v1/policies/policy/desired", desired).raise_for_status()
+    assert list(stream)
+    wait_until(lambda: converged(stack), "the swap")
+    (swap,) = stack.control("GET", "/v1/swaps?policy=policy").json()["swaps"]
+    assert not swap.get("error")
+    (turn,) = stack.turns(turn_id)
+    assert turn.check() is None
+    assert [span.version for span in turn.weight_versions] == ["v1", "v2"]
+    stack.settle()
+    after = client.chat.completions.create(model="policy", messages=HI, max_tokens=5)
+    assert [span.version for span in stack.turns(after.id)[0].weight_versions] == ["v2"]
