@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingest.contracts.events import decode_event
-from ingest.spool import adopt, folders, read_segment
+from ingest.spool import Spool, adopt, folders, read_segment
 
 pytestmark = pytest.mark.integration
 
@@ -32,25 +32,43 @@ threading.Event().wait()
 """
 
 
-def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
-    process = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+_DIES = """
+import os, signal, time
+from ingest.spool.segment import ActiveSegment
+write, calls = ActiveSegment.write, 0
+def dying(self, *rows):
+    global calls
+    calls += 1
+    if calls == 40 and "{when}" == "before":
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, *rows)
+    if calls == 40:
+        os.kill(os.getpid(), signal.SIGKILL)
+ActiveSegment.write = dying
+"""
+
+
+def lines_of(process: subprocess.Popen, kill_after: int | None) -> tuple[str, dict[int, str]]:
+    """The writer's spool id and what it acknowledged, until it dies; killed after so many acknowledgements."""
     assert process.stdout is not None
     spool_id = process.stdout.readline().strip()
-    lines = [process.stdout.readline() for _ in range(1500)]
-    assert adopt(tmp_path) == [], "a living spool is not adopted"
-    process.send_signal(signal.SIGKILL)
-    lines += [line for line in process.stdout if line.endswith("\n")]
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if len(lines) == kill_after:
+            process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    acknowledged = {}
-    for line in lines:
-        parts = line.split()
-        if len(parts) == 2:
-            acknowledged[int(parts[0])] = parts[1]
+    whole = [line.split() for line in lines if line.endswith("\n") and len(line.split()) == 2]
+    return spool_id, {int(sequence): name for sequence, name in whole}
 
-    assert adopt(tmp_path) == [spool_id]
-    assert adopt(tmp_path) == []
-    [folder] = folders(tmp_path)
+
+def assert_all_there(root: Path, spool_id: str, acknowledged: dict[int, str]) -> None:
+    """The spool is adopted once, and has every acknowledged event once, in order, in sealed segments."""
+    assert adopt(root) == [spool_id]
+    assert adopt(root) == []
+    [folder] = folders(root)
     found = [
         (sequence, decode_event(payload).erasure_id)  # type: ignore[union-attr]
         for segment in folder.sealed()
@@ -61,3 +79,27 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
     assert len({sequence for sequence, _ in found}) == len(found)
     assert found == sorted(found)
     assert acknowledged.items() <= dict(found).items()
+
+
+def test_kill_9_at_random_loses_nothing_that_was_acknowledged(tmp_path: Path):
+    process = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    spool_id, acknowledged = lines_of(process, kill_after=1500)
+    assert len(acknowledged) >= 1490
+    assert_all_there(tmp_path, spool_id, acknowledged)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_kill_9_around_a_commit_loses_nothing_that_was_acknowledged(tmp_path: Path, when: str):
+    code = _DIES.replace("{when}", when) + _WRITER
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    spool_id, acknowledged = lines_of(process, kill_after=None)
+    assert acknowledged
+    assert_all_there(tmp_path, spool_id, acknowledged)
+
+
+def test_a_living_spool_is_not_adopted(tmp_path: Path):
+    spool = Spool.open(tmp_path)
+    code = "import sys; from pathlib import Path; from ingest.spool import adopt; print(adopt(Path(sys.argv[1])))"
+    said = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+    spool.close()
