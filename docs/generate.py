@@ -1,0 +1,71 @@
+"""The pages that are made from the code, so that they cannot fall behind it.
+
+`python -m docs.generate` writes them; a test compares them with what stands in the folder. They are the
+configuration reference, the JSON Schemas of what is logged and kept, and the pictures of the state machines,
+drawn from the tables of transitions that the code obeys.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ingest.contracts.checkpoint import CheckpointManifest
+from ingest.contracts.dataset import DatasetManifest
+from ingest.contracts.erasure import Erasure
+from ingest.contracts.feedback import Feedback
+from ingest.contracts.fleet import ENGINE_TRANSITIONS
+from ingest.contracts.rollout import TRANSITIONS
+from ingest.contracts.turn import Turn
+from ingest.contracts.verdict import Verdict
+from pipelines.config import reference
+from pipelines.runs import RUN_TRANSITIONS, STAGE_TRANSITIONS
+
+DOCS = Path(__file__).resolve().parent
+SCHEMAS = (Turn, Feedback, Erasure, DatasetManifest, CheckpointManifest, Verdict)
+State = TypeVar("State", bound=StrEnum)
+
+
+def diagram(table: Mapping[State, frozenset[State]]) -> str:
+    """A Mermaid state diagram of a table of transitions."""
+    lines = [f"  {a} --> {b}" for a, reached in table.items() for b in sorted(reached)]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+
+
+def states() -> str:
+    """The page of state machines."""
+    machines = [
+        ("A version on its way to the users", "ingest/contracts/rollout.py", TRANSITIONS),
+        ("An engine", "ingest/contracts/fleet.py", ENGINE_TRANSITIONS),
+        ("A run of the loop", "pipelines/runs.py", RUN_TRANSITIONS),
+        ("A stage of a run", "pipelines/runs.py", STAGE_TRANSITIONS),
+    ]
+    parts = ["# State machines", "Drawn by `python -m docs.generate` from the tables that the code obeys."]
+    for title, source, table in machines:
+        parts += [f"## {title}", f"`{source}`", diagram(table)]
+        notes = [f"- `{state}`" for state in table if not table[state]]
+        if notes:
+            parts += ["Ends:", "\n".join(notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page: its path and its text."""
+    made = {DOCS / "configuration.md": reference(), DOCS / "states.md": states()}
+    for kind in SCHEMAS:
+        schema = msgspec.json.format(msgspec.json.encode(msgspec.json.schema(kind)), indent=2).decode() + "\n"
+        made[DOCS / "schemas" / f"{kind.__name__.lower()}.json"] = schema
+    return made
+
+
+def main() -> None:
+    for path, text in pages().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        print(path.relative_to(DOCS.parent))
+
+
+if __name__ == "__main__":
+    main()
