@@ -30,16 +30,16 @@ def target_of(placed: Placed, policy: Policy, others: Iterable[Placed]) -> Versi
         return policy.under_evaluation or current or policy.desired
     if current == policy.desired or current is None or engine.state not in IN_SERVICE:
         return policy.desired
-    turn_is_taken = any(other.engine.role == "serve" and _under_way(other, policy.desired) for other in others)
+    turn_is_taken = any(other.engine.role == "serve" and _under_way(other) for other in others)
     return current if turn_is_taken else policy.desired
 
 
-def _under_way(placed: Placed, desired: Version) -> bool:
+def _under_way(placed: Placed) -> bool:
     """Whether an engine in service has a target that it neither serves yet nor gave up."""
-    if placed.engine.state not in IN_SERVICE or placed.target != desired:
-        return False
-    settled = placed.engine.version == desired.version or placed.engine.error
-    return placed.engine.state is EngineState.SWAPPING or not settled
+    engine, target = placed.engine, placed.target
+    if engine.state is EngineState.READY:
+        return target is not None and engine.version != target.version and not engine.error
+    return engine.state is EngineState.SWAPPING
 
 
 def assignment(target: Version, engine: Engine, references: Iterable[Reference]) -> Assignment:

@@ -37,11 +37,11 @@ def test_the_turn_passes_on_when_the_engine_is_ready_or_gave_up(other: Placed) -
     assert target_of(placed("b"), POLICY, [other]) == NEW
 
 
-def test_a_swap_that_has_begun_is_not_taken_back_when_another_version_is_desired() -> None:
+def test_the_turn_stays_taken_when_another_version_is_desired_meanwhile() -> None:
     newer = msgspec.structs.replace(POLICY, desired=CHALLENGER)
     swapping = placed("a", state="swapping", target=NEW)
-    assert target_of(placed("b"), newer, [swapping]) == CHALLENGER
-    assert target_of(swapping, newer, [placed("b", target=CHALLENGER)]) == NEW
+    assert target_of(placed("b"), newer, [swapping]) == OLD
+    assert target_of(swapping, newer, [placed("b")]) == CHALLENGER
 
 
 def test_engines_out_of_service_take_nobodys_turn() -> None:
