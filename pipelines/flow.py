@@ -107,7 +107,9 @@ class Flow:
 
     def _work(self, run: Run, stage: Stage, work: Callable[[], dict]) -> dict:
         attempt = self._runs.begin(run.run_id, stage).attempts
-        log.info("run %s of policy %s: %s (attempt %d)", run.run_id, self._policy, stage, attempt)
+        # Landing is what each look begins with, mostly to find that it is too early.
+        level = logging.DEBUG if stage == Stage.LAND else logging.INFO
+        log.log(level, "run %s of policy %s: %s (attempt %d)", run.run_id, self._policy, stage, attempt)
         try:
             return work()
         except Ended as end:
@@ -134,7 +136,8 @@ class Flow:
         return self._runs.move(run.run_id, RunState.RUNNING)
 
     def _close(self, run: Run, state: RunState, reason: str, outcome: Outcome | None = None) -> Run:
-        log.info("run %s of policy %s is %s: %s", run.run_id, self._policy, outcome or state, reason)
+        level = logging.DEBUG if state == RunState.WAITING else logging.INFO
+        log.log(level, "run %s of policy %s is %s: %s", run.run_id, self._policy, outcome or state, reason)
         return self._runs.move(run.run_id, state, reason, outcome)
 
 

@@ -181,7 +181,8 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    # A look that is left out because the last is still at work is what we want, and no warning.
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -35,6 +35,18 @@ def find(home: Path, session: int | None = None, proc: Path = Path("/proc")) -> 
     return sorted(found)
 
 
+def members(group: int, mark: str, proc: Path = Path("/proc")) -> list[int]:
+    """Processes of this user in a process group that carry `mark` (NAME=VALUE) in their environment."""
+    found = []
+    for entry in proc.iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == os.getuid() and not _is_dead(entry):
+                marked = mark.encode() in (entry / "environ").read_bytes().split(b"\0")
+                if marked and int(_stat(entry)[2]) == group:
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
 def end(pids: list[int], grace: float = 10.0) -> None:
     """Asks these processes to end, then kills those that are still there after `grace` seconds."""
     for pid in pids:

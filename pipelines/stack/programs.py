@@ -191,7 +191,11 @@ def _mlflow(home: Home, port: int) -> Program:
     python, flag, module, *options = program.command
     return msgspec.structs.replace(
         program,
-        command=(python, flag, module, "server", "--serve-artifacts", *options),
+        # It starts its server as a child, which would keep the port where the parent alone is killed.
+        command=(
+            *(python, flag, "pipelines.stack.alone", str(home.run / "mlflow.group")),
+            *(python, flag, module, "server", "--serve-artifacts", *options),
+        ),
         environment={
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

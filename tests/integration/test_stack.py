@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.errors import PipelineError
 from pipelines.home import Home
-from pipelines.stack import leftovers
+from pipelines.stack import addresses, leftovers
 from pipelines.stack.programs import Program, render
 from pipelines.stack.supervisor import Supervisor
 
@@ -116,3 +116,18 @@ def test_a_supervisor_that_refuses_says_why(home: Home) -> None:
     supervisor.configuration.write_text("[supervisord]\nlogfile = /no/such/folder/log\n")
     with pytest.raises(PipelineError, match="supervisord did not start"):
         supervisor.start({})
+
+
+def test_a_program_whose_parent_alone_was_killed_gets_its_port_back(home: Home) -> None:
+    port = addresses.free_port()
+    server = f"import http.server as h; h.HTTPServer(('127.0.0.1', {port}), h.BaseHTTPRequestHandler).serve_forever()"
+    parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {server!r}]))"
+    command = (sys.executable, "-m", "pipelines.stack.alone", str(home.run / "x.group"), sys.executable, "-c", parent)
+    supervisor = started(home, Program(name="x", command=command, group_stop=True, stop_seconds=5))
+    until(lambda: not addresses.is_free(port))
+    children = leftovers.members(running(supervisor)["x"], f"{leftovers.MARK}={home.root}")
+    assert len(children) == 2
+    os.kill(running(supervisor)["x"], signal.SIGKILL)
+    until(lambda: running(supervisor).get("x") not in (None, *children))
+    until(lambda: len(leftovers.members(running(supervisor)["x"], f"{leftovers.MARK}={home.root}")) == 2)
+    assert not set(children) & set(leftovers.find(home.root, None))
