@@ -1,6 +1,6 @@
 """Real vLLM engines for tests, one per model and session, started as the agent starts them.
 
-    tied_engine     version t0 of a tied model; t1, t2 beside it can be swapped in (`stale_head` switches its repair off)
+    tied_engine     version t0 of a tied model; t1, t2 beside it (`stale_head` switches the repair of its head off)
     untied_engine   version u0 of an untied model; u1 beside it
     references      what cold loads of t0, t1, u0, u1 measured, by version
 
@@ -13,9 +13,9 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tests.tiny_models import make_model
 
 TOKEN = "engine-token-of-tests"
 POLICY = "assistant"
+START_SECONDS = 900
 SWITCH = "EVERLOOP_TEST_STALE_HEAD"
 
 
@@ -161,32 +162,28 @@ def start(root: Path, version: str, log: Path, *extra: str) -> tuple[subprocess.
         )
     engine = Engine(settings.url, root, served)
     try:
-        asyncio.run(_until_up(engine, process, log))
-    except BaseException:
+        asyncio.run(_until_up(engine, process))
+    except BaseException as error:
         stop(process)
-        raise
+        raise RuntimeError(f"vLLM did not come up:\n{log.read_text()[-3000:]}") from error
     return process, engine
 
 
-async def _until_up(engine: Engine, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"vLLM ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-        try:
-            await engine.state()
-            return
-        except (aiohttp.ClientError, AssertionError):
-            await asyncio.sleep(0.25)
-    raise RuntimeError(f"vLLM was not up in time:\n{log.read_text()[-3000:]}")
+async def _until_up(engine: Engine, process: subprocess.Popen) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while process.poll() is None:
+            try:
+                await engine.state()
+                return
+            except (aiohttp.ClientError, AssertionError):
+                await asyncio.sleep(0.25)
+    raise RuntimeError(f"vLLM ended with {process.returncode}")
 
 
 def stop(process: subprocess.Popen) -> None:
     """Ends vLLM and all that it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

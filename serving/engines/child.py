@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-GUARD = 'read -r _; kill -9 -- "-$1" 2>/dev/null'
+GUARD = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
 
 
 class Child:

@@ -166,7 +166,7 @@ async def test_records_and_routes_need_the_token(tied_engine: Engine) -> None:
 
 
 async def until_in_flight(engine: Engine) -> None:
-    while not (await engine.state()).in_flight:
+    while not (await engine.state()).in_flight:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 

@@ -1,0 +1,99 @@
+"""vLLM as an engine's agent sees it: a process with the plugin's routes. `python -m tests.fake_vllm PORT VERSION`.
+
+The version's name decides what happens: `broken…` ends at its start; `rolled…` is rolled back when swapped in;
+`refused…` is refused; `stuck…` leaves the engine unusable. A file `crash` beside the process ends it.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from ingest.contracts.fleet import Reference, Swap
+from ingest.contracts.tap import REQUEST_HEADER
+from serving.fleet.swap import EngineInfo, SwapRequest
+
+BUILD = "fake-build"
+
+
+class FakeVllm:
+    """State and handlers."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.usable = True
+
+    async def state(self, request: web.Request) -> web.Response:
+        assert request.headers[REQUEST_HEADER] == os.environ["EVERLOOP_ENGINE_TOKEN"]
+        return _json(EngineInfo(version=self.version, build=BUILD, max_model_len=64, usable=self.usable))
+
+    async def score(self, request: web.Request) -> web.Response:
+        return _json(
+            Reference(
+                version=self.version, build=BUILD, checksum="c", sequences=((1, 2),), logprobs=((-1.0,),), noise=0.0
+            )
+        )
+
+    async def swap(self, request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await request.read(), type=SwapRequest)
+        target = body.target.version
+        if target.startswith("refused"):
+            return web.json_response({"error": "refused it"}, status=422)
+        if target.startswith("stuck"):
+            self.usable = False
+            return web.json_response({"error": "stays paused"}, status=500)
+        swap = Swap(
+            engine_id=body.engine_id,
+            policy=body.policy,
+            from_version=self.version,
+            to_version=target,
+            load="hot",
+            started_at=0.0,
+            pause_ms=1.0,
+            load_ms=1.0,
+            verify_ms=1.0,
+            total_ms=1.0,
+            error="rolled back" if target.startswith("rolled") else "",
+        )
+        if swap.error:
+            return _json(swap, 409)
+        self.version = target
+        return _json(swap)
+
+
+def _json(value: msgspec.Struct, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+async def main(port: int, version: str, crash: Path) -> None:
+    """Serves until the file `crash` appears."""
+    fake, app = FakeVllm(version), web.Application()
+    app.add_routes(
+        [
+            web.get("/everloop/state", fake.state),
+            web.post("/everloop/score", fake.score),
+            web.post("/everloop/swap", fake.swap),
+        ]
+    )
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.to_thread(end_when, crash)
+
+
+def end_when(crash: Path) -> None:
+    """Waits for the file, removes it, and ends the process."""
+    while not crash.exists():
+        time.sleep(0.05)
+    crash.unlink()
+    os._exit(7)
+
+
+if __name__ == "__main__":
+    if sys.argv[2].startswith("broken"):
+        sys.exit(3)
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))

@@ -1,0 +1,257 @@
+"""An engine's agent with a real child process, a stand-in for vLLM, and a control of a few lines."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from ingest.contracts.fleet import Assignment, EngineState, Heartbeat, Reference, Swap, Version
+from serving.engines.agent import Agent
+from serving.engines.child import Child
+from serving.engines.launch import EngineSettings
+from tests.engines import free_port
+from tests.fake_vllm import BUILD
+
+pytestmark = pytest.mark.integration
+
+REFERENCE = Reference(version="", build=BUILD, checksum="c", sequences=((1, 2),), logprobs=((-1.0,),), noise=0.0)
+
+
+class FakeControl:
+    """Keeps what it is told, answers heartbeats with `assignment`; `away` makes it answer 503."""
+
+    def __init__(self) -> None:
+        self.assignment = Assignment(target=Version("v0", "/w/v0"))
+        self.away = False
+        self.told: list[Any] = []
+        self.left = False
+        self.port = free_port()
+
+    @property
+    def beat(self) -> Heartbeat | None:
+        return next((told for told in reversed(self.told) if isinstance(told, Heartbeat)), None)
+
+    def all(self, kind: type) -> list[Any]:
+        return [told for told in self.told if isinstance(told, kind)]
+
+    def take(self, kind: type) -> Callable[[web.Request], Any]:
+        async def handler(request: web.Request) -> web.Response:
+            assert request.headers["Authorization"] == "Bearer control-token"
+            if self.away:
+                return web.json_response({"error": "away"}, status=503)
+            self.told.append(msgspec.json.decode(await request.read(), type=kind))
+            return web.Response(body=msgspec.json.encode(self.assignment), content_type="application/json")
+
+        return handler
+
+    async def leave(self, request: web.Request) -> web.Response:
+        self.left = True
+        return web.json_response({})
+
+    def assign(self, version: str, *, load: str = "hot", build: str | None = BUILD, drain: bool = False) -> None:
+        reference = msgspec.structs.replace(REFERENCE, version=version, build=build) if build else None
+        target = Version(version, f"/w/{version}")
+        self.assignment = Assignment(target=target, load=load, reference=reference, drain=drain)
+
+
+class Stage:
+    """The agent, its control, and how to wait for something."""
+
+    def __init__(self, control: FakeControl, agent: Agent, crash: Path) -> None:
+        self.control, self.agent, self.crash = control, agent, crash
+
+    async def until(self, condition: Callable[[Heartbeat], bool]) -> Heartbeat:
+        async with asyncio.timeout(60):
+            while True:
+                beat = self.control.beat
+                if beat is not None and condition(beat):
+                    return beat
+                await asyncio.sleep(0.05)
+
+    async def until_ready(self, version: str) -> Heartbeat:
+        return await self.until(lambda beat: (beat.state, beat.version) == (EngineState.READY, version))
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    control, port, crash = FakeControl(), free_port(), tmp_path / "crash"
+    app = web.Application()
+    app.add_routes(
+        [
+            web.post("/v1/engines/{id}/heartbeat", control.take(Heartbeat)),
+            web.post("/v1/swaps", control.take(Swap)),
+            web.put("/v1/policies/p/references", control.take(Reference)),
+            web.delete("/v1/engines/{id}", control.leave),
+        ]
+    )
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", control.port).start()
+    settings = EngineSettings(
+        engine_id="e1",
+        policy="p",
+        control=f"http://127.0.0.1:{control.port}",
+        port=port,
+        url=f"http://127.0.0.1:{port}",
+        model=Path("/w/v0"),
+        version="v0",
+        weights_root=Path("/w"),
+        drain_seconds=2.5,
+    )
+
+    async def launch(version: Version) -> Child:
+        environment = {**os.environ, "EVERLOOP_ENGINE_TOKEN": "engine-token"}
+        return await Child.start(
+            [sys.executable, "-m", "tests.fake_vllm", str(port), version.version, str(crash)], environment
+        )
+
+    async with aiohttp.ClientSession() as session:
+        agent = Agent(settings, session, "control-token", "engine-token", launch)
+        running = asyncio.create_task(agent.run())
+        yield Stage(control, agent, crash)
+        agent.stop()
+        await asyncio.wait_for(running, 60)
+    await runner.cleanup()
+
+
+async def test_a_start_is_measured_before_it_is_ready(stage: Stage) -> None:
+    beat = await stage.until_ready("v0")
+    assert (beat.build, beat.max_model_len, beat.token, beat.role) == (BUILD, 64, "engine-token", "serve")
+    assert stage.control.all(Heartbeat)[0].state == EngineState.JOINING
+    first_ready = next(i for i, t in enumerate(stage.control.told) if getattr(t, "state", "") == EngineState.READY)
+    assert any(isinstance(told, Reference) for told in stage.control.told[:first_ready])
+
+
+async def test_a_version_with_a_reference_is_swapped_in_hot_and_reported(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("v1")
+    await stage.until_ready("v1")
+    (swap,) = stage.control.all(Swap)
+    assert (swap.load, swap.from_version, swap.to_version, swap.error) == ("hot", "v0", "v1", "")
+    assert len(stage.control.all(Reference)) == 1
+
+
+@pytest.mark.parametrize(("load", "build"), [("cold", None), ("hot", None), ("hot", "another")])
+async def test_without_a_reference_of_its_build_a_version_is_loaded_cold(stage: Stage, load: str, build: str) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("v1", load=load, build=build)
+    await stage.until_ready("v1")
+    (swap,) = stage.control.all(Swap)
+    assert (swap.load, swap.error) == ("cold", "")
+    assert [reference.version for reference in stage.control.all(Reference)] == ["v0", "v1"]
+
+
+@pytest.mark.parametrize("version", ["rolled-1", "refused-1"])
+async def test_a_swap_that_fails_leaves_the_version_before_in_service(stage: Stage, version: str) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign(version)
+    beat = await stage.until(lambda beat: bool(beat.error))
+    assert (beat.state, beat.version) == (EngineState.READY, "v0")
+    assert version.split("-")[0] in beat.error
+    await asyncio.sleep(1.5)
+    assert len(stage.control.all(Swap)) == 1  # it is left alone for a while
+    stage.control.assign("v1")
+    assert (await stage.until_ready("v1")).error == ""
+
+
+async def test_an_unusable_engine_is_started_anew_on_what_it_served(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("stuck-1")
+    await stage.until(lambda beat: beat.state == EngineState.JOINING and bool(stage.control.all(Swap)))
+    await stage.until_ready("v0")
+    assert stage.control.all(Swap)[0].error
+    assert [reference.version for reference in stage.control.all(Reference)] == ["v0", "v0"]
+
+
+async def test_a_version_that_does_not_start_gives_way_to_the_one_before(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("broken-1", load="cold", build=None)
+    await stage.until(lambda beat: bool(stage.control.all(Swap)))
+    assert "vLLM ended with 3" in stage.control.all(Swap)[0].error
+    await stage.until_ready("v0")
+
+
+async def test_a_child_that_dies_is_started_again_on_the_last_version(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("v1")
+    await stage.until_ready("v1")
+    stage.crash.touch()
+    await stage.until(lambda beat: beat.state == EngineState.JOINING)
+    await stage.until_ready("v1")
+
+
+async def test_it_goes_on_while_control_is_away_and_tells_it_afterwards(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("v1")
+    await stage.until(lambda beat: True)
+    stage.control.away = True
+    before = len(stage.control.told)
+    stage.crash.touch()
+    await asyncio.sleep(3.0)
+    assert len(stage.control.told) == before
+    stage.control.away = False
+    await stage.until_ready("v1")
+    assert stage.control.all(Swap)
+
+
+async def test_drain_takes_it_out_of_service_and_back(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("v1", drain=True)
+    await stage.until(lambda beat: (beat.state, beat.version) == (EngineState.DRAINING, "v0"))
+    stage.control.assign("v0")
+    await stage.until_ready("v0")
+
+
+async def test_stop_drains_ends_the_child_and_leaves(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.agent.stop()
+    async with asyncio.timeout(60):
+        while not stage.control.left:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert EngineState.DRAINING in {beat.state for beat in stage.control.all(Heartbeat)}
+
+
+PARENT = """
+import asyncio, os
+from serving.engines.child import Child
+async def main():
+    child = await Child.start(["/bin/sh", "-c", "sleep 600 & sleep 600"], os.environ)
+    print(child.pid, flush=True)
+    await child.wait()
+    print("ended", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def group(pid: int) -> list[int]:
+    """The living processes of a group."""
+    listing = subprocess.run(["ps", "-e", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listing.splitlines()]
+    return [int(row[0]) for row in rows if int(row[1]) == pid and not row[2].startswith("Z")]
+
+
+@pytest.mark.parametrize("killed", ["parent", "child"])
+async def test_kill_9_of_the_agent_or_of_the_first_process_leaves_nothing_behind(killed: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
+    try:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        async with asyncio.timeout(30):
+            while len(group(pid)) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            os.kill(parent.pid if killed == "parent" else pid, signal.SIGKILL)
+            while group(pid):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    finally:
+        parent.kill()
+        parent.wait()
