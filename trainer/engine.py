@@ -5,24 +5,20 @@ DeepSpeed's `bf16` setting stays off: it would turn the adapters into bf16 and k
 Gradients of a step's parts add up until `engine.step()` (`managed_gradient_accumulation: false`).
 """
 
-import fcntl
 import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import deepspeed
 import torch
 import torch.distributed
+from deepspeed.ops import __compatible_ops__ as usable_extensions
 from torch import nn
-from torch.utils import cpp_extension
 
 from trainer.config import OptimizerSettings
 from trainer.policy import Policy
-
-_BUILT_EXTENSION = "deepspeed_shm_comm"
 
 
 def learning_rate_factor(step: int, warmup_steps: int) -> float:
@@ -30,27 +26,21 @@ def learning_rate_factor(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / max(1, warmup_steps))
 
 
-def _clear_stale_build_lock() -> None:
-    """A process killed while it compiled DeepSpeed's extension leaves a lock that would hang every later start."""
-    folder = Path(cpp_extension._get_build_directory(_BUILT_EXTENSION, verbose=False))
-    if not any(folder.glob("*.so")):
-        (folder / "lock").unlink(missing_ok=True)
-
-
 def _join_process_group() -> None:
-    """One process, one rank: no launcher, no port, loopback only. Does nothing the second time."""
+    """One process, one rank: no launcher, no port, loopback only. Does nothing the second time.
+
+    DeepSpeed's table of usable extensions is told to leave out its shared-memory collectives: one rank has nobody to
+    talk to, while their first use needs a compiler for 20 s or more, and a process killed in that moment leaves a
+    lock that hangs every later start.
+    """
     if torch.distributed.is_initialized():
         return
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("LOCAL_RANK", "0")
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ninja
+    usable_extensions["deepspeed_shm_comm"] = False
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    folder = Path(cpp_extension._get_build_directory(_BUILT_EXTENSION, verbose=False))
-    with (folder / "everloop.lock").open("w") as one_builder:
-        fcntl.flock(one_builder, fcntl.LOCK_EX)
-        _clear_stale_build_lock()
-        deepspeed.init_distributed("gloo", auto_mpi_discovery=False, dist_init_required=False)
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, dist_init_required=False)
 
 
 @contextmanager

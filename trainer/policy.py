@@ -18,6 +18,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from trainer.batches import Sequences, cut, sequences
 from trainer.config import TrainerSettings
@@ -66,6 +67,7 @@ def score(
 
 def load(export: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """The model of an export folder, frozen, without dropout. Raises `TrainerError` where its head is unusual."""
+    transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(export, dtype=dtype, local_files_only=True)
     if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logits_scaling", 1) != 1:
         raise TrainerError(

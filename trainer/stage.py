@@ -3,10 +3,9 @@
     read inputs → prepare the steps → train from the parent's fp32 state → export, state, manifest
 
 A run killed at any point and called again goes on from its last saved step (in `<output>.partial/`) and ends
-with the same bytes, on the same kind of CPU. A run that a monitor stopped leaves nothing.
+with the same bytes, on the same kind of CPU. A run that failed or was stopped leaves nothing.
 """
 
-import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -29,15 +28,13 @@ from trainer.checkpoints import (
 )
 from trainer.config import TrainerSettings
 from trainer.engine import start_engine
-from trainer.errors import TrainingStopped
+from trainer.errors import TrainerError
 from trainer.export import write_export
 from trainer.monitors import StepMetrics
 from trainer.policy import open_policy
 from trainer.prepare import Inputs, prepare, read_inputs
 from trainer.state import Progress, Saves, read_progress, restore, write_state
 from trainer.tracking import Tracker, track
-
-log = logging.getLogger(__name__)
 
 Report = Callable[[dict], None]
 
@@ -68,9 +65,9 @@ def train(
     with track(mlflow, policy, output.name, inputs.dataset.dataset_id, parent.name, settings) as tracker:
         try:
             manifest = _train(settings, inputs, output, saves, tracker, progress)
-        except TrainingStopped as stopped:
+        except TrainerError:
             saves.clear()
-            log.warning("run %s of %s stopped by %s", output.name, policy, stopped.monitor)
+            shutil.rmtree(output, ignore_errors=True)
             raise
     saves.clear()
     return manifest

@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +15,7 @@ from ingest.contracts.checkpoint import EXPORT, STATE
 from ingest.contracts.files import verify_files
 from tests.tiny_policy import CUT_AT, POLICY, Place, make_dataset, make_place, make_source
 from trainer.checkpoints import checkpoint_digest, import_model, read_checkpoint, retain
-from trainer.config import GapSettings, LoraSettings, LossSettings, MonitorSettings, OptimizerSettings, TrainerSettings
+from trainer.config import LoraSettings, LossSettings, MonitorSettings, OptimizerSettings, TrainerSettings
 from trainer.errors import TrainerError, TrainingStopped
 from trainer.stage import train
 
@@ -96,8 +94,7 @@ def test_the_next_run_goes_on_from_the_fp32_state(place):
     assert manifest.step == 12
     first, second = (json.loads((place.checkpoints / c / STATE / "state.json").read_text()) for c in ("c1", "c2"))
     assert first["trunk"] == second["trunk"] == "base"
-    seen = np.array([row for row in (first["variance"], second["variance"])])
-    assert seen[1] != seen[0]
+    assert first["variance"] != second["variance"]
     tensors = load_file(place.checkpoints / "c2" / STATE / "state.safetensors")
     assert {t.dtype for name, t in tensors.items() if name != "rng"} == {torch.float32}
 
@@ -196,7 +193,7 @@ def test_an_update_lost_in_rounding_is_an_error(place):
     settings = SETTINGS.model_copy(update={"optimizer": OptimizerSettings(learning_rate=1e-12)})
     with pytest.raises(TrainerError, match="lost in rounding"):
         run(place, "d1", "base", "c1", settings)
-    assert not (place.checkpoints / "c1" / "manifest.json").exists()
+    assert not list(place.checkpoints.glob("c1*"))
 
 
 def test_equal_rewards_stop_the_run(place):

@@ -42,6 +42,6 @@ def test_small_deviations_are_not_blown_up_and_large_advantages_are_clipped():
 
 @pytest.mark.parametrize("rewards", [[0.75] * 6, []])
 def test_rewards_that_do_not_differ_stop_the_run_with_the_reason(rewards):
-    with pytest.raises(TrainingStopped, match="reward|no row") as stopped:
+    with pytest.raises(TrainingStopped, match=r"reward|no row") as stopped:
         advantages(rewards, ["a"] * len(rewards), {"a": Baseline(0.1, 5.0)}, None, SETTINGS)
     assert stopped.value.monitor == "variance"
