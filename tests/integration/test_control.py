@@ -184,7 +184,7 @@ def test_what_keeps_control_from_starting_is_one_sentence(stack: Stack, tmp_path
     for arguments, says in ((taken, "cannot be bound"), (unusable, "cannot be used")):
         process = stack.start("second", "serving.control", *arguments)
         assert process.wait(120) == 2
-        text = (tmp_path / "second.log").read_text()
+        text = (stack.home / "second.log").read_text()
         assert says in text
         assert "Traceback" not in text
         del stack.processes["second"]

@@ -80,10 +80,10 @@ def test_arms_and_versions(stack: Stack) -> None:
     refused(post(stack, x_everloop_arm="surprise"), 400)
     evaluator = stack.key("inference", "evaluation")
     refused(post(stack, key=evaluator, x_everloop_arm="evaluation"), 503, "unavailable")
+    stack.control("PUT", "/v1/policies/policy/under_evaluation", {"version": "v9", "path": "/v9"})
     stack.start_engine(
         "evaluation", "--control", stack.control_url, "--engine-id", "ev", "--role", "evaluation", "--version", "v9"
     )
-    stack.control("PUT", "/v1/policies/policy/under_evaluation", {"version": "v9", "path": "/v9"})
 
     def versions() -> list[str]:
         return [engine["version"] for engine in stack.control("GET", "/v1/fleet").json()["engines"]]
