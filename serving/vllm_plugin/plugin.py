@@ -46,7 +46,7 @@ class Plugin:
     def attach_router(self, app: "FastAPI") -> None:
         """Routes and middleware."""
         routes.attach(app, self._shared, self._require_weights)
-        app.add_middleware(TapMiddleware, shared=self._shared)  # type: ignore[arg-type]
+        app.add_middleware(TapMiddleware, shared=self._shared)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Puts the tap between vLLM's serving objects and the engine, and names the version that serves."""

@@ -120,7 +120,10 @@ class Weights:
                 to_version=request.target.version,
                 load="hot",
                 started_at=time.time(),
-                **dict.fromkeys(("pause_ms", "load_ms", "verify_ms", "total_ms"), 0.0),
+                pause_ms=0.0,
+                load_ms=0.0,
+                verify_ms=0.0,
+                total_ms=0.0,
             )
             if request.target.version == self._served.version:
                 return record
@@ -181,8 +184,8 @@ class Weights:
         except Exception as error:  # noqa: BLE001 — whatever the engine raised, the weights before must come back
             problem = f"the engine failed at it ({type(error).__name__}: {error})"
         await self._bring_back(before, problem, target)
-        error = f"{target.version} was not taken in: {problem}; {self._served.version} serves on"
-        return msgspec.structs.replace(record, error=error)
+        sentence = f"{target.version} was not taken in: {problem}; {self._served.version} serves on"
+        return msgspec.structs.replace(record, error=sentence)
 
     async def _bring_back(self, before: Measurement, problem: str, target: Version) -> None:
         try:
