@@ -99,6 +99,7 @@ def begin(
         conversation=Conversation(gateway.secret, key.key_id + subject, ask.messages),
         samples=ask.samples,
         arm=arm,
+        trains=key.train and exchange.header(b"x-everloop-train") != "no",
         recorded=ask.recorded,
         started_at=time.time(),
     )

@@ -33,6 +33,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     conversation: Conversation
     samples: int
     arm: str
+    trains: bool
+    """Whether the key and the request let the turn be learned from."""
     recorded: str
     started_at: float
 
@@ -97,7 +99,7 @@ def _turn(
     finish = _finish(ending, sample, reply)
     message = reply.message if reply is not None else None
     session, hashes = caller.conversation.close(message)
-    reason = why_untrainable(call, sample, finish, key_trains=caller.key.train, arm=caller.arm)
+    reason = why_untrainable(call, sample, finish, trains=caller.trains, arm=caller.arm)
     turn = Turn(
         turn_id=caller.turn_id,
         sample=index,

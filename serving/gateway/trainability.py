@@ -20,13 +20,13 @@ _NEUTRAL: dict[str, tuple[str, frozenset[float | None]]] = {
 
 
 def why_untrainable(
-    call: TapCall | None, sample: TapSample | None, finish: Finish, *, key_trains: bool, arm: str
+    call: TapCall | None, sample: TapSample | None, finish: Finish, *, trains: bool, arm: str
 ) -> str | None:
     """Why a sample is not trainable as logged; None where it is.
 
-    `call` and `sample` are the engine's record, None where it was lost. `key_trains` is the key's consent.
+    `call` and `sample` are the engine's record, None where it was lost. `trains` is the consent of the key and the request.
     """
-    if not key_trains:
+    if not trains:
         return "opted out"
     if arm == "evaluation":
         return "evaluation"

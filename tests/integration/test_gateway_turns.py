@@ -174,6 +174,12 @@ def test_sampling_decides_what_is_trainable(stack: Stack, client: openai.OpenAI)
     assert stack.turns(answer.id)[0].untrainable_reason == "opted out"
 
 
+def test_a_request_may_opt_out_of_training(stack: Stack, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="policy", messages=HI, extra_headers={"x-everloop-train": "no"})
+    (turn,) = stack.turns(answer.id)
+    assert (turn.trainable, turn.untrainable_reason) == (False, "opted out")
+
+
 def test_versions_seen_in_mid_answer_are_spans(stack: Stack, client: openai.OpenAI) -> None:
     script(stack, delay=0.05)
     stream = client.chat.completions.create(model="policy", messages=HI, stream=True)

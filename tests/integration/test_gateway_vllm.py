@@ -96,20 +96,29 @@ def test_a_caller_that_hangs_up(stack: Stack, client: openai.OpenAI, stream: boo
     assert 0 < len(unpack_ids(turn.output_ids)) < 900
 
 
-def test_a_swap_in_mid_answer_is_seen_as_spans(stack: Stack, client: openai.OpenAI, tmp_path: Path) -> None:
+def test_versions_change_cold_and_then_hot_in_mid_answer(stack: Stack, client: openai.OpenAI) -> None:
+    """v2 has no reference, so it is loaded cold, which measures one; v1 has one by then, and is swapped in hot."""
+    weights = Path(stack.control("GET", "/v1/fleet").json()["policies"][0]["desired"]["path"]).parent
+    desire(stack, "v2", weights)
+    wait_until(lambda: converged(stack), "the cold load", START_SECONDS)
+    stack.settle()
     ask = {"model": "policy", "messages": HI, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
     stream = client.chat.completions.create(**ask, stream=True)
     turn_id = next(stream).id
-    fleet = stack.control("GET", "/v1/fleet").json()["policies"][0]["desired"]["path"]
-    desired = {"version": "v2", "path": str(Path(fleet).parent / "v2")}
-    stack.control("PUT", "/v1/policies/policy/desired", desired).raise_for_status()
+    desire(stack, "v1", weights)
     assert list(stream)
     wait_until(lambda: converged(stack), "the swap")
-    (swap,) = stack.control("GET", "/v1/swaps?policy=policy").json()["swaps"]
-    assert not swap.get("error")
+    swap = stack.control("GET", "/v1/swaps?policy=policy").json()["swaps"][-1]
+    assert (swap["load"], swap["to_version"], swap.get("error")) == ("hot", "v1", None)
     (turn,) = stack.turns(turn_id)
     assert turn.check() is None
-    assert [span.version for span in turn.weight_versions] == ["v1", "v2"]
+    assert [span.version for span in turn.weight_versions] == ["v2", "v1"]
     stack.settle()
     after = client.chat.completions.create(model="policy", messages=HI, max_tokens=5)
-    assert [span.version for span in stack.turns(after.id)[0].weight_versions] == ["v2"]
+    assert [span.version for span in stack.turns(after.id)[0].weight_versions] == ["v1"]
+
+
+def desire(stack: Stack, version: str, weights: Path) -> None:
+    """Sets the version that the policy's engines should serve."""
+    body = {"version": version, "path": str(weights / version)}
+    stack.control("PUT", "/v1/policies/policy/desired", body).raise_for_status()

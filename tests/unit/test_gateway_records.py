@@ -25,6 +25,7 @@ def caller(samples: int = 1) -> Caller:
         conversation=Conversation(b"s", "k", [{"role": "user", "content": "hi"}]),
         samples=samples,
         arm="champion",
+        trains=True,
         recorded="{}",
         started_at=1.0,
     )

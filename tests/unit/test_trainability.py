@@ -14,7 +14,7 @@ SAMPLE = TapSample(
 
 def reason(sample: TapSample | None = SAMPLE, finish: Finish = Finish.STOP, **call) -> str | None:
     recorded = TapCall(request_id="r", **{"prompt_ids": pack_ids([1]), "sampling": {"temperature": 1.0}, **call})
-    return why_untrainable(recorded, sample, finish, key_trains=True, arm="champion")
+    return why_untrainable(recorded, sample, finish, trains=True, arm="champion")
 
 
 @pytest.mark.parametrize(
@@ -62,5 +62,5 @@ def test_grammars_lost_records_and_unfinished_turns() -> None:
 
 def test_consent_and_evaluation_come_first() -> None:
     call = TapCall(request_id="r", prompt_ids=pack_ids([1]))
-    assert why_untrainable(call, SAMPLE, Finish.STOP, key_trains=False, arm="champion") == "opted out"
-    assert why_untrainable(call, SAMPLE, Finish.STOP, key_trains=True, arm="evaluation") == "evaluation"
+    assert why_untrainable(call, SAMPLE, Finish.STOP, trains=False, arm="champion") == "opted out"
+    assert why_untrainable(call, SAMPLE, Finish.STOP, trains=True, arm="evaluation") == "evaluation"
