@@ -20,9 +20,11 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from ingest.config import LogSettings
-from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, open_table, read
+from ingest.embedded_log import retain
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, landed, open_table, read
 from ingest.log import open_log
 from ingest.rows import Erased, Row, sort, to_arrow
+from ingest.spool import folders
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class LandReport(msgspec.Struct, frozen=True):
 
 
 def land(*, log: LogSettings, spool: Path, lake: Path) -> LandReport:
-    """Brings the lake up to the log. Idempotent; may be killed anywhere and run twice at once.
+    """Brings the lake up to the log, and lets the embedded log go of what is old and landed. Idempotent; may be killed anywhere and run twice at once.
 
     Raises `LogError` where the log cannot be read, `LandError` where the lake cannot be written.
     """
@@ -65,6 +67,9 @@ def land(*, log: LogSettings, spool: Path, lake: Path) -> LandReport:
             rows[name] += append(tables[name], name, sorted_rows[name], upto, now=time.time())
     for table in tables.values():
         _compact(table)
+    if log.kind == "embedded":  # with Kafka the forwarder removes what the broker has
+        done = landed(lake, [folder.spool_id for folder in folders(spool)])
+        retain(spool, done, older_than=time.time() - log.retention_days * 86400)
     return LandReport(rows, dropped, reader.watermark())
 
 

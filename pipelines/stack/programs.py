@@ -58,7 +58,15 @@ def programs(
     if addresses.kafka:
         found.append(
             _module(
-                "forwarder", "ingest.forwarder", spool=home.spool, bootstrap=addresses.kafka, topic=config.log.topic
+                "forwarder",
+                "ingest.forwarder",
+                spool=home.spool,
+                bootstrap=addresses.kafka,
+                topic=config.log.topic,
+                partitions=config.log.partitions,
+                replication=config.log.replication,
+                retention_days=config.log.retention_days,
+                max_record_bytes=config.log.max_record_bytes,
             )
         )
     found.append(
