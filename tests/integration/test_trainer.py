@@ -1,7 +1,6 @@
 """The training stage on a tiny model with DeepSpeed: complete checkpoints, lineage, resumption, and stops."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from ingest.contracts.checkpoint import EXPORT, STATE
 from ingest.contracts.files import verify_files
 from tests.tiny_policy import CUT_AT, POLICY, Place, make_dataset, make_place, make_source
+from trainer.__main__ import main
 from trainer.checkpoints import checkpoint_digest, import_model, read_checkpoint, retain
 from trainer.config import LoraSettings, LossSettings, MonitorSettings, OptimizerSettings, TrainerSettings
 from trainer.errors import TrainerError, TrainingStopped
@@ -131,30 +131,51 @@ def test_parts_add_up_to_the_same_step(place):
     assert distance < 0.05 * length, "they differ by bf16 rounding in the trunk only"
 
 
-@pytest.mark.parametrize("done", [1, 4])
-def test_a_killed_run_ends_with_the_same_bytes(place, done):
+_KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+from trainer.config import TrainerSettings
+from trainer.stage import train
+
+def kill(step):
+    if step["step"] == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+root = Path(sys.argv[1])
+train(settings=TrainerSettings.model_validate_json(sys.argv[2]), policy=root.name, dataset=Path(sys.argv[4]),
+      parent=root / "base", reference=root / "base", output=root / "killed", progress=kill)
+"""
+
+
+@pytest.mark.parametrize(("killed_at", "first"), [(1, 1), (5, 5)])
+def test_a_killed_run_ends_with_the_same_bytes(place, killed_at, first):
+    """Killed before the first save it starts again; killed after the save at step 4 it goes on with step 5."""
     make_dataset(place.dataset("d1"), place.base)
     undisturbed = run(place, "d1", "base", "undisturbed")
-
-    output = place.checkpoints / "killed"
-    settings = place.root / "settings.json"
-    settings.write_text(SETTINGS.model_dump_json())
-    command = [sys.executable, "-m", "trainer", "--dataset", place.dataset("d1"), "--parent", place.base,
-               "--reference", place.base, "--output", output, "--settings", settings]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    for line in process.stderr:
-        if line.startswith("{") and json.loads(line)["step"] == done:
-            break
-    os.kill(process.pid, signal.SIGKILL)
-    process.stderr.close()
-    process.wait()
-    assert not (output / "manifest.json").exists()
+    command = [sys.executable, "-c", _KILLED_AT, place.checkpoints, SETTINGS.model_dump_json(), killed_at]
+    killed = subprocess.run([*map(str, command), str(place.dataset("d1"))], check=False, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (place.checkpoints / "killed" / "manifest.json").exists()
 
     steps: list[dict] = []
     resumed = run(place, "d1", "base", "killed", progress=steps.append)
-    assert steps[0]["step"] > (1 if done >= 2 else 0), "it goes on from the last saved step"
+    assert steps[0]["step"] == first
     assert checkpoint_digest(resumed) == checkpoint_digest(undisturbed)
     assert resumed.metrics["steps"] == 6
+
+
+def test_the_command_trains_and_says_why_not(place, monkeypatch, capsys):
+    make_dataset(place.dataset("d1"), place.base)
+    settings = place.root / "settings.json"
+    settings.write_text(SETTINGS.model_dump_json())
+    arguments = ["trainer", "--dataset", place.dataset("d1"), "--reference", place.base, "--settings", settings,
+                 "--output", place.checkpoints / "c1"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--parent", str(place.base)])
+    assert main() == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint_id"] == "c1"
+    monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--parent", str(place.checkpoints / "nowhere")])
+    assert main() == 1
+    assert "was never completed" in capsys.readouterr().err
 
 
 def test_foreign_logprobs_stop_the_run_and_nothing_is_published(place, tmp_path):
@@ -213,7 +234,9 @@ def test_damaged_data_is_refused(place):
 def test_an_untied_model_trains(tmp_path):
     place = make_place(tmp_path, tied=False)
     make_dataset(place.dataset("d1"), place.base)
-    settings = SETTINGS.model_copy(update={"loss": LossSettings(name="ppo_clip", low=0.2, high=0.2)})
+    settings = SETTINGS.model_copy(
+        update={"loss": LossSettings(name="ppo_clip", low=0.2, high=0.2), "optimizer": OptimizerSettings()}
+    )
     assert run(place, "d1", "base", "c1", settings).realised_update > 0
 
 
