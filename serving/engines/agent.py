@@ -1,8 +1,8 @@
 """The agent of one engine: keeps vLLM running on the weights that control assigns, and says so each second.
 
-Two loops. `_beat` posts a heartbeat each second, whatever else goes on and whether or not control answers, and keeps
-the latest assignment; swaps and references are delivered before the heartbeat that follows from them. `_work` does one
-thing at a time: start a child that is not there, take in an assignment, or watch. So starts and swaps never overlap.
+Two loops. `serving.engines.report` posts a heartbeat each second, whatever else goes on and whether or not control
+answers, and keeps the latest assignment. `_work` does one thing at a time: start a child that is not there, take in an
+assignment, or watch. So starts and swaps never overlap.
 
     serve engine       assigned a version with a reference of its build: swapped in hot, proven by the plugin
                        without one: drained, loaded cold
@@ -24,14 +24,15 @@ from msgspec.structs import replace
 from ingest.contracts.fleet import Assignment, EngineState, Heartbeat, Swap, Version
 from serving.engines.child import Child
 from serving.engines.launch import EngineSettings
-from serving.engines.links import ControlAway, ControlLink, ControlRefused, EngineError, EngineLink
+from serving.engines.links import ControlLink, EngineError, EngineLink
 from serving.engines.refusals import Refusals
+from serving.engines.report import Reporter
 from serving.fleet.swap import EngineInfo, SwapRequest
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 1.0
 WATCH_SECONDS = 0.25
+ASK_SECONDS = 1.0
 HEAR_SECONDS = 2.0
 """After so long every gateway has heard, through control, that this engine takes nothing new."""
 SILENCE_SECONDS = 60.0
@@ -58,7 +59,8 @@ class Agent:
         self._settings = settings
         self._token = engine_token
         self._engine = EngineLink(session, f"http://{settings.host}:{settings.port}", engine_token)
-        self._control = ControlLink(session, settings.control, control_token)
+        control = ControlLink(session, settings.control, control_token)
+        self._reporter = Reporter(control, settings.engine_id, settings.policy, self._heartbeat)
         self._launch = launch
         self._child: Child | None = None
         self._served = Version(settings.version, str(settings.model))
@@ -67,8 +69,6 @@ class Agent:
         self._failed_starts = 0
         self._state = EngineState.JOINING
         self._error = ""
-        self._assignment: Assignment | None = None
-        self._outbox: list[Callable[[], Awaitable[None]]] = []
         self._refusals = Refusals(time.monotonic)
         self._stopping = asyncio.Event()
 
@@ -78,17 +78,17 @@ class Agent:
 
     async def run(self) -> None:
         """Until `stop`; the child ends with it, whatever ends it."""
-        beat = asyncio.create_task(self._beat())
+        reporting = asyncio.create_task(self._reporter.run())
         try:
             while not self._stopping.is_set():
                 await self._work()
             await self._drain()
-            self._outbox.append(lambda: self._control.leave(self._settings.engine_id))
         finally:
-            beat.cancel()
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
             if self._child is not None:
                 await self._child.stop(STOP_SECONDS)
-        await self._flush_once()
+        await self._reporter.leave()
 
     async def _work(self) -> None:
         if self._child is None or self._child.returncode is not None:
@@ -99,7 +99,7 @@ class Agent:
             await self._watch()
 
     def _pending(self) -> Assignment | None:
-        assignment = self._assignment
+        assignment = self._reporter.assignment
         if assignment is None or assignment.drain or assignment.target.version == self._served.version:
             return None
         return None if self._refusals.stand(assignment.target.version) else assignment
@@ -142,7 +142,7 @@ class Agent:
         except EngineError as error:
             await self._child.stop(0.0)
             raise StartFailed(f"{version.version} could not be measured: {error}") from error
-        self._outbox.append(lambda: self._control.put_reference(self._settings.policy, reference))
+        self._reporter.tell(reference)
         self._served, self._state, self._error, self._failed_starts = version, EngineState.READY, "", 0
         self._refusals.forget(version.version)
         log.info(
@@ -176,7 +176,7 @@ class Agent:
         except (StartFailed, EngineError) as error:
             swap = replace(swap, error=str(error))
         swap = replace(swap, total_ms=(time.monotonic() - began) * 1000.0)
-        self._outbox.append(lambda: self._control.report(swap))
+        self._reporter.tell(swap)
         if swap.error:
             self._refusals.add(assignment.target.version)
             up = self._child is not None and self._child.returncode is None
@@ -211,13 +211,13 @@ class Agent:
     async def _watch(self) -> None:
         await self._pause(WATCH_SECONDS)
         now = time.monotonic()
-        if now - self._answered_at > BEAT_SECONDS:
+        if now - self._answered_at > ASK_SECONDS:
             await self._ask()
         lost = now - self._answered_at > SILENCE_SECONDS
         if self._child is not None and (lost or (self._info is not None and not self._info.usable)):
             log.warning("engine %s %s: ending it", self._settings.engine_id, "is silent" if lost else "is not usable")
             await self._child.stop(0.0)
-        drain = self._assignment is not None and self._assignment.drain
+        drain = self._reporter.assignment is not None and self._reporter.assignment.drain
         if self._state in (EngineState.READY, EngineState.DRAINING):
             self._state = EngineState.DRAINING if drain else EngineState.READY
 
@@ -252,22 +252,6 @@ class Agent:
         self._error, self._state = error, state
         log.warning("engine %s: %s", self._settings.engine_id, error)
 
-    # Telling control
-
-    async def _beat(self) -> None:
-        away = False
-        while True:
-            next_at = time.monotonic() + BEAT_SECONDS
-            try:
-                await self._flush()
-                self._assignment = await self._control.heartbeat(self._settings.engine_id, self._heartbeat())
-                away = False
-            except (ControlAway, ControlRefused) as error:
-                if not away:
-                    log.warning("engine %s goes on without control: %s", self._settings.engine_id, error)
-                away = True
-            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
-
     def _heartbeat(self) -> Heartbeat:
         info, settings = self._info, self._settings
         return Heartbeat(
@@ -281,18 +265,3 @@ class Agent:
             max_model_len=info.max_model_len if info else 0,
             error=self._error,
         )
-
-    async def _flush(self) -> None:
-        """Delivers the outbox in order; what control refuses is dropped, and logged."""
-        while self._outbox:
-            try:
-                await self._outbox[0]()
-            except ControlRefused as error:
-                log.warning("engine %s: %s", self._settings.engine_id, error)
-            del self._outbox[0]
-
-    async def _flush_once(self) -> None:
-        try:
-            await self._flush()
-        except ControlAway as error:
-            log.warning("engine %s left without control hearing of it: %s", self._settings.engine_id, error)

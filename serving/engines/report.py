@@ -1,0 +1,69 @@
+"""What an agent tells control, in order: swaps and references as they happen, and a heartbeat each second.
+
+What happened is delivered before the heartbeat that follows from it, so control never sees an engine ready on a version
+whose reference it does not have. While control is away, what is to be said waits.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from ingest.contracts.fleet import Assignment, Heartbeat, Reference, Swap
+from serving.engines.links import ControlAway, ControlLink, ControlRefused
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+
+
+class Reporter:
+    """`heartbeat` is asked for what to say each second; `assignment` is control's latest answer."""
+
+    def __init__(self, control: ControlLink, engine_id: str, policy: str, heartbeat: Callable[[], Heartbeat]) -> None:
+        self._control = control
+        self._engine_id = engine_id
+        self._policy = policy
+        self._heartbeat = heartbeat
+        self._outbox: list[Swap | Reference] = []
+        self.assignment: Assignment | None = None
+
+    def tell(self, event: Swap | Reference) -> None:
+        """Delivers it before the next heartbeat."""
+        self._outbox.append(event)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        away = False
+        while True:
+            next_at = time.monotonic() + BEAT_SECONDS
+            try:
+                await self._deliver()
+                self.assignment = await self._control.heartbeat(self._engine_id, self._heartbeat())
+                away = False
+            except (ControlAway, ControlRefused) as error:
+                if not away:
+                    log.warning("engine %s goes on without control: %s", self._engine_id, error)
+                away = True
+            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+
+    async def leave(self) -> None:
+        """Says what is left to say, and that the engine is gone; once, for its process ends now."""
+        try:
+            await self._deliver()
+            await self._control.leave(self._engine_id)
+        except (ControlAway, ControlRefused) as error:
+            log.warning("engine %s left without control hearing of it: %s", self._engine_id, error)
+
+    async def _deliver(self) -> None:
+        """In order; what control refuses is dropped, and logged."""
+        while self._outbox:
+            event = self._outbox[0]
+            try:
+                if isinstance(event, Swap):
+                    await self._control.report(event)
+                else:
+                    await self._control.put_reference(self._policy, event)
+            except ControlRefused as error:
+                log.warning("engine %s: %s", self._engine_id, error)
+            del self._outbox[0]
