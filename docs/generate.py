@@ -20,8 +20,9 @@ from ingest.contracts.fleet import ENGINE_TRANSITIONS
 from ingest.contracts.rollout import TRANSITIONS
 from ingest.contracts.turn import Turn
 from ingest.contracts.verdict import Verdict
-from pipelines.config import reference
-from pipelines.runs import RUN_TRANSITIONS, STAGE_TRANSITIONS
+from pipelines.config import Config
+from pipelines.config.reference import render
+from pipelines.records import RUN_TRANSITIONS, STAGE_TRANSITIONS
 
 DOCS = Path(__file__).resolve().parent
 SCHEMAS = (Turn, Feedback, Erasure, DatasetManifest, CheckpointManifest, Verdict)
@@ -39,8 +40,8 @@ def states() -> str:
     machines = [
         ("A version on its way to the users", "ingest/contracts/rollout.py", TRANSITIONS),
         ("An engine", "ingest/contracts/fleet.py", ENGINE_TRANSITIONS),
-        ("A run of the loop", "pipelines/runs.py", RUN_TRANSITIONS),
-        ("A stage of a run", "pipelines/runs.py", STAGE_TRANSITIONS),
+        ("A run of the loop", "pipelines/records.py", RUN_TRANSITIONS),
+        ("A stage of a run", "pipelines/records.py", STAGE_TRANSITIONS),
     ]
     parts = ["# State machines", "Drawn by `python -m docs.generate` from the tables that the code obeys."]
     for title, source, table in machines:
@@ -53,7 +54,7 @@ def states() -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated page: its path and its text."""
-    made = {DOCS / "configuration.md": reference(), DOCS / "states.md": states()}
+    made = {DOCS / "configuration.md": render(Config), DOCS / "states.md": states()}
     for kind in SCHEMAS:
         schema = msgspec.json.format(msgspec.json.encode(msgspec.json.schema(kind)), indent=2).decode() + "\n"
         made[DOCS / "schemas" / f"{kind.__name__.lower()}.json"] = schema

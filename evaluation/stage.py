@@ -1,8 +1,9 @@
 """The stage: sample both versions, compare, decide, and leave a folder that proves it.
 
 `output/` gets samples.jsonl, report.html and, last and after fsync, verdict.json: no verdict.json, no evaluation.
-Killed anywhere and called again it samples afresh; called again after it finished, it returns what it concluded,
-for a second look at the same question would be a second chance.
+The champion's answers may be drawn before the challenger is there (`sample_champion`), while an engine loads it; they
+wait in champion.json. Killed anywhere and called again it goes on from there; called again after it finished, it
+returns what it concluded, for a second look at the same question would be a second chance.
 """
 
 import logging
@@ -24,9 +25,54 @@ from evaluation.verdict import decide
 from ingest.contracts.files import read_manifest, write_atomically, write_manifest
 from ingest.contracts.verdict import Guard, Verdict
 
-VERDICT, SAMPLES, REPORT = "verdict.json", "samples.jsonl", "report.html"
+VERDICT, SAMPLES, REPORT, CHAMPION = "verdict.json", "samples.jsonl", "report.html", "champion.json"
 
 log = logging.getLogger(__name__)
+
+
+class _Drawn(msgspec.Struct, frozen=True):
+    """The champion's answers to one run's questions, in the suite's order."""
+
+    run_id: str
+    champion: str
+    suite: str
+    answers: list[list[Answer]]
+
+
+def sample_champion(
+    *, settings: EvaluationSettings, policy: str, run_id: str, champion: str, gateway: str, key: str, output: Path
+) -> None:
+    """Draws the champion's answers for `evaluate`, once a run. Raises `EvaluationError` where they cannot be had."""
+    questions = load_suite(settings.suite)
+    _champion_answers(settings, questions, policy, run_id, champion, gateway, key, output)
+
+
+def _champion_answers(
+    settings: EvaluationSettings,
+    questions: tuple[Question, ...],
+    policy: str,
+    run_id: str,
+    champion: str,
+    gateway: str,
+    key: str,
+    output: Path,
+) -> list[list[Answer]]:
+    path, suite = output / CHAMPION, suite_digest(questions)
+    if path.exists():
+        drawn = msgspec.json.decode(path.read_bytes(), type=_Drawn)
+        if (drawn.run_id, drawn.champion, drawn.suite) == (run_id, champion, suite):
+            return drawn.answers
+    answers = sample(
+        questions,
+        settings=settings.sampling,
+        gateway=gateway,
+        key=key,
+        policy=policy,
+        version=champion,
+        evaluation_arm=False,
+    )
+    write_atomically(path, msgspec.json.encode(_Drawn(run_id, champion, suite, answers)))
+    return answers
 
 
 def evaluate(
@@ -58,19 +104,21 @@ def evaluate(
         raise SuiteError(f"{settings.suite} has {len(questions)} questions, min_questions is {settings.min_questions}")
     target = load_target(settings.target) if settings.target else None
 
-    def scored(version: str, evaluation_arm: bool) -> Scored:
-        answers = sample(
+    def scored(answers: list[list[Answer]]) -> Scored:
+        return Scored(answers, None if target is None else _values(target, questions, answers))
+
+    old = scored(_champion_answers(settings, questions, policy, run_id, champion, gateway, key, output))
+    new = scored(
+        sample(
             questions,
             settings=settings.sampling,
             gateway=gateway,
             key=key,
             policy=policy,
-            version=version,
-            evaluation_arm=evaluation_arm,
+            version=challenger,
+            evaluation_arm=True,
         )
-        return Scored(answers, None if target is None else _values(target, questions, answers))
-
-    new, old = scored(challenger, True), scored(champion, False)
+    )
     anchor_folder = anchors if anchors is not None else output.parent
     guards = _guards(settings, questions, champion, old, new, anchor_folder)
     alpha = spend(settings.alpha, look, settings.spending)
@@ -100,6 +148,7 @@ def evaluate(
     write_atomically(output / SAMPLES, _lines(questions, old, new))
     write_atomically(output / REPORT, render(verdict, interval, questions, old, new).encode())
     write_manifest(output, verdict, VERDICT)
+    (output / CHAMPION).unlink(missing_ok=True)
     log.info("%s: %s against %s: %s (%s)", policy, challenger, champion, decision, "; ".join(reasons))
     return verdict
 

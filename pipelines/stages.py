@@ -136,22 +136,21 @@ class LocalStages:
     def evaluate(self, run: Run, origin: dict) -> dict:
         """The verdict: the challenger, loaded cold on an evaluation engine, against the champion that serves."""
         checkpoint = self._home.checkpoint(self._policy, run.checkpoint_id)
+        asked: dict[str, Any] = {
+            "settings": self._settings.evaluation,
+            "policy": self._policy,
+            "run_id": run.run_id,
+            "champion": origin["champion"],
+            "gateway": self._addresses.gateway,
+            "key": self._secrets.evaluation_key,
+            "output": checkpoint,
+        }
         if not (checkpoint / "verdict.json").exists():
             self._control.put_under_evaluation(self._policy, run.checkpoint_id, checkpoint / EXPORT)
+            self._promotion("evaluation.stage:sample_champion", **asked)  # while the evaluation engine loads
             seconds = self._settings.schedule.engine_seconds
             self._control.wait_evaluation_engine(self._policy, run.checkpoint_id, seconds, self._stop)
-        return self._promotion(
-            "evaluation.stage:evaluate",
-            settings=self._settings.evaluation,
-            policy=self._policy,
-            run_id=run.run_id,
-            challenger=run.checkpoint_id,
-            champion=origin["champion"],
-            gateway=self._addresses.gateway,
-            key=self._secrets.evaluation_key,
-            look=origin["look"],
-            output=checkpoint,
-        )
+        return self._promotion("evaluation.stage:evaluate", **asked, challenger=run.checkpoint_id, look=origin["look"])
 
     def decide(self, run: Run, verdict: dict) -> dict:
         """The verdict onto the registry's version; the alias `champion`, where the verdict is promote."""

@@ -14,7 +14,7 @@ import msgspec
 
 from ingest.contracts.errors import ContractError
 from ingest.contracts.files import write_atomically
-from ingest.contracts.rollout import TRANSITIONS, Rollout, RolloutState, advance
+from ingest.contracts.rollout import Rollout, RolloutState, advance
 
 FILE = "rollout.json"
 
@@ -66,10 +66,3 @@ def move(checkpoint: Path, to: RolloutState, *, reason: str, now: float, overrid
         )
         write_atomically(checkpoint / FILE, msgspec.json.format(msgspec.json.encode(after), indent=1) + b"\n")
         return after
-
-
-def mermaid() -> str:
-    """The table of transitions as a Mermaid state diagram, for the documentation."""
-    lines = ["stateDiagram-v2", f"    [*] --> {RolloutState.REGISTERED}"]
-    lines += [f"    {state} --> {to}" for state, allowed in TRANSITIONS.items() for to in sorted(allowed)]
-    return "\n".join(lines) + "\n"

@@ -34,15 +34,29 @@ def main() -> None:
         run(uv, "venv", "-q", "--python", sys.executable, f"{folder}/env")
         python = f"{folder}/env/bin/python"
         run(uv, "pip", "install", "-q", "--python", python, "-c", "requirements.lock", f"{wheel}[gateway]")
-        installed = {line.split("==")[0].replace("-", "_") for line in run(uv, "pip", "freeze", "--python", python).split()}
+        frozen = run(uv, "pip", "freeze", "--python", python).split()
+        installed = {line.split("==")[0].replace("-", "_") for line in frozen}
         if came := installed & HEAVY:
             sys.exit(f"everloop[gateway] brought {sorted(came)} along")
         run(f"{folder}/env/bin/everloop", "--help")
         run(python, "-m", "serving.gateway", "--help")
         # An unreachable control process and no saved snapshot: the gateway comes up to where it says so.
         started = subprocess.run(
-            [python, "-m", "serving.gateway", "--port", "0", "--control", "http://127.0.0.1:9", "--spool", f"{folder}/spool"],
-            capture_output=True, text=True, cwd=folder, timeout=60,
+            [
+                python,
+                "-m",
+                "serving.gateway",
+                "--port",
+                "0",
+                "--control",
+                "http://127.0.0.1:9",
+                "--spool",
+                f"{folder}/s",
+            ],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            timeout=60,
             env={"EVERLOOP_CONTROL_TOKEN": "t", "EVERLOOP_HASH_SECRET": "00" * 32, "PATH": "/usr/bin:/bin"},
         )
         if started.returncode != 2 or "control" not in started.stderr:

@@ -1,4 +1,4 @@
-"""The configuration reference, written from the models: `python -m pipelines.config > docs/configuration.md`."""
+"""The configuration reference, written from the models: `everloop config reference`."""
 
 import types
 import typing
@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 _HEAD = """# Configuration
 
 One TOML file; `EVERLOOP__SECTION__KEY=value` in the environment overrides a key. Unknown keys are errors. Relative
-paths are taken from the folder of the file. This page is generated: `python -m pipelines.config`.
+paths are taken from the folder of the file. This page is generated: `everloop config reference`.
 """
 
 

@@ -40,7 +40,7 @@ class Options:
     """What the environment says. `folder` is the checkout."""
 
     folder: Path
-    cycles: int = 5
+    cycles: int = 4
     once: bool = False
     seed: int = 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from ingest.contracts.fleet import Version
+from ingest.machine import native_bfloat16
 
 WORKER_EXTENSION = "serving.vllm_plugin.worker.WorkerExtension"
 
@@ -40,7 +41,7 @@ def command(settings: EngineSettings, served: Version, *, cpu: bool) -> list[str
         "--served-model-name": settings.policy,
         "--host": settings.host,
         "--port": str(settings.port),
-        "--dtype": "bfloat16",
+        "--dtype": "float32" if cpu and not native_bfloat16() else "bfloat16",
         "--max-model-len": str(settings.max_model_len),
         "--max-num-seqs": str(settings.max_num_seqs),
         # Defaults of the model's own file (temperature 0.6, top-p, …) would make traffic untrainable unasked.

@@ -59,11 +59,3 @@ def converged(policy: Policy, engines: Iterable[Engine]) -> bool:
     """Whether every engine of a policy that serves users is ready on the desired version, and there is one."""
     serving = [e for e in engines if e.role == "serve" and e.state in IN_SERVICE]
     return bool(serving) and all(e.state is EngineState.READY and e.version == policy.desired.version for e in serving)
-
-
-def transitions_diagram() -> str:
-    """The engine's states, from their table, as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {EngineState.JOINING}"]
-    for state in EngineState:
-        lines += [f"    {state} --> {to}" for to in EngineState if to in ENGINE_TRANSITIONS[state]]
-    return "\n".join(lines) + "\n"

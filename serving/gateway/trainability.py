@@ -24,7 +24,7 @@ def why_untrainable(
 ) -> str | None:
     """Why a sample is not trainable as logged; None where it is.
 
-    `call` and `sample` are the engine's record, None where it was lost. `trains` is the consent of the key and the request.
+    `call` and `sample` are the engine's record, None where it was lost. `trains`: the key and the request consent.
     """
     if not trains:
         return "opted out"

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from ingest.contracts.fleet import ENGINE_TRANSITIONS, Engine, EngineState, Policy, Reference, Version
-from serving.fleet.assignments import Placed, assignment, converged, may_become, target_of, transitions_diagram
+from serving.fleet.assignments import Placed, assignment, converged, may_become, target_of
 
 OLD, NEW, CHALLENGER = Version("v1", "/v1"), Version("v2", "/v2"), Version("v3", "/v3")
 POLICY = Policy(name="p", desired=NEW)
@@ -78,11 +78,9 @@ def test_converged_means_all_in_service_and_at_least_one() -> None:
     assert not converged(POLICY, [ready, placed("b").engine])
 
 
-def test_the_table_decides_and_the_diagram_shows_all_of_it() -> None:
-    diagram = transitions_diagram()
+def test_the_table_decides() -> None:
     for state in EngineState:
         assert may_become(state, state)
         for to in EngineState:
             if to is not state:
                 assert may_become(state, to) == (to in ENGINE_TRANSITIONS[state])
-                assert (f"    {state} --> {to}\n" in diagram) == (to in ENGINE_TRANSITIONS[state])

@@ -105,12 +105,6 @@ def test_the_first_record_is_registered(tmp_path) -> None:
     assert rollout.read_all(checkpoint.parent) == {}
 
 
-def test_the_diagram_is_the_table() -> None:
-    drawn = rollout.mermaid()
-    assert drawn.startswith("stateDiagram-v2\n    [*] --> registered\n")
-    assert drawn.count("-->") == 1 + sum(len(to) for to in TRANSITIONS.values())
-
-
 @pytest.mark.parametrize(
     "source",
     [

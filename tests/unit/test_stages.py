@@ -142,7 +142,7 @@ def test_the_challenger_is_loaded_before_it_is_sampled(runs: Runs, tmp_path: Pat
     made, workers, run = stages(runs, tmp_path, fleet, evaluate={"decision": "promote"})
     assert made.evaluate(run, {"champion": "base", "look": 1})["decision"] == "promote"
     assert fleet.asked == ["PUT /v1/policies/helper/under_evaluation", "GET /v1/fleet"]
-    assert workers.called == ["evaluate"]
+    assert workers.called == ["sample_champion", "evaluate"]
 
 
 def test_an_engine_that_does_not_come_is_a_sentence() -> None:
