@@ -5,7 +5,8 @@ Engines and trainer ask here, so that both compute in the same type on the same 
 
 from pathlib import Path
 
-_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Names in the kernel's list: two of x86, one of Arm."""
 
 
 def native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -18,4 +19,4 @@ def native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return False
-    return any(line.startswith("flags") and _BFLOAT16 & set(line.split()) for line in lines)
+    return any(line.startswith(("flags", "Features")) and _BFLOAT16 & set(line.split()) for line in lines)
