@@ -83,14 +83,16 @@ def make_dataset(
     reward: Callable[[np.ndarray], float] = prefers_even,
     version: str | None = None,
     finished_at: float = CUT_AT - 60,
+    dtype: str = "bfloat16",
 ) -> Path:
-    """A frozen dataset of answers sampled from `checkpoint`, labelled with `version` (default: its own id)."""
+    """A frozen dataset of answers sampled from `checkpoint`, computed in `dtype` and labelled with
+    `version` (default: its own id)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint / EXPORT, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint / EXPORT, dtype=getattr(torch, dtype)).eval()
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, VOCABULARY, (rows, 5), generator=generator)
     logprobs = []

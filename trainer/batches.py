@@ -17,6 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+PASS_TOKENS = 64
+"""What one more pass through the model costs, in tokens: operators that are too small to use a processor well."""
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -79,17 +82,28 @@ def sequences(prompts: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> S
 def cut(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Indices of rows in groups whose padded size stays within `budget` tokens, longest rows first.
 
-    A row longer than the budget is a group of its own. Rows of one length meet, so padding is small.
+    Rows of about one length meet. Of all such cuts it is the one with the fewest tokens to compute: padding and
+    `PASS_TOKENS` for each group included. A row longer than the budget is a group of its own.
     """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    best: list[tuple[int, int]] = [(0, 0)]
+    """For the first n rows: least cost, and where their last group begins."""
+    for end in range(1, len(order) + 1):
+        found = None
+        for begin in range(end - 1, -1, -1):
+            size = lengths[order[begin]] * (end - begin)
+            if size > budget and end - begin > 1:
+                break
+            cost = (best[begin][0] + size + PASS_TOKENS, begin)
+            found = cost if found is None else min(found, cost)
+        best.append(found or (0, 0))
     groups: list[list[int]] = []
-    width = 0
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if groups and width * (len(groups[-1]) + 1) <= budget:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-            width = lengths[i]
-    return groups
+    end = len(order)
+    while end:
+        begin = best[end][1]
+        groups.append(order[begin:end])
+        end = begin
+    return groups[::-1]
 
 
 def _part(examples: Sequence[Example]) -> Part:

@@ -17,7 +17,7 @@ class _Settings(BaseModel):
 
 
 class LoraSettings(_Settings):
-    """Low-rank adapters (Hu et al. 2021), trained in fp32 on a bf16 base and merged for export."""
+    """Low-rank adapters (Hu et al. 2021), trained in fp32 on a frozen base and merged for export."""
 
     rank: int = Field(16, ge=1, description="Rank of each adapter.")
     alpha: float = Field(32, gt=0, description="Scale: an adapter adds alpha / rank times its product.")
@@ -85,6 +85,11 @@ class TrainerSettings(_Settings):
     """A training run: one pass over one dataset."""
 
     weights: Literal["lora", "full"] = Field("lora", description="Train adapters, or all weights (held in fp32).")
+    compute_dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto",
+        description="Arithmetic of forward and backward passes; exports are bf16 either way. auto: bfloat16 on a GPU "
+        "and on a CPU with instructions for it, else float32. The manifest has the one that was used.",
+    )
     lora: LoraSettings = Field(LoraSettings(), description="Adapters, where weights is lora.")
     loss: LossSettings = Field(LossSettings(), description="The loss.")
     advantage: AdvantageSettings = Field(AdvantageSettings(), description="From reward to advantage.")

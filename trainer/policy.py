@@ -1,9 +1,10 @@
 # ruff: noqa: F722 (shapes in jaxtyping annotations are strings)
 """The model as the trainer sees it: token ids in, logprob and entropy of each output token out.
 
-`Policy` holds what is trained, always in fp32: adapters on a frozen bf16 trunk (LoRA), or all weights. What it
-exports is the trunk's own files with the changed tensors replaced, so nothing else can differ. The trunk stays
-in memory between runs of one process (`load_trunk`), and is handed back as it was (`Policy.close`).
+`Policy` holds what is trained, always in fp32: adapters on a frozen trunk (LoRA), or all weights. A trunk is in the
+run's compute dtype; its weights are bf16 on disk, and float32 holds those exactly. What the policy exports is the
+trunk's own files with the changed tensors replaced, so nothing else can differ. The trunk stays in memory between
+runs of one process (`load_trunk`), and is handed back as it was.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,21 +24,27 @@ from transformers.utils import logging as transformers_logging
 from trainer.batches import Sequences, cut, sequences
 from trainer.config import TrainerSettings
 from trainer.errors import TrainerError
+from trainer.precision import torch_dtype
 
 _ADAPTER = "default"
 
 
 class Scorer(nn.Module):
-    """A causal language model that scores only output positions: logits elsewhere are never computed."""
+    """A causal language model that scores only output positions: logits elsewhere are never computed.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    `dtype` bfloat16 computes a model held in fp32 in bf16 (torch's autocast).
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model = model
+        self._dtype = dtype
 
     def forward(self, batch: Sequences) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
         """Logprob of each target (with gradient) and entropy of its distribution (without), in nats, temperature 1."""
-        states = self.model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        logits = self.model.get_output_embeddings()(states.flatten(0, 1)[batch.positions]).float()
+        with torch.autocast(self.model.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            states = self.model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            logits = self.model.get_output_embeddings()(states.flatten(0, 1)[batch.positions]).float()
         distribution = torch.log_softmax(logits, dim=-1)
         chosen = distribution.gather(-1, batch.targets[:, None]).squeeze(-1)
         with torch.no_grad():
@@ -65,8 +72,8 @@ def score(
     return logprobs, entropy / sum(len(output) for _, output in rows)
 
 
-def load(export: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """The model of an export folder, frozen, without dropout. Raises `TrainerError` where its head is unusual."""
+def load(export: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """An export folder's model in `dtype`, frozen, without dropout. Raises `TrainerError` where its head is unusual."""
     transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(export, dtype=dtype, local_files_only=True)
     if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logits_scaling", 1) != 1:
@@ -77,9 +84,9 @@ def load(export: Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
 
 
 @lru_cache(maxsize=1)
-def load_trunk(export: Path, digest: str) -> PreTrainedModel:
-    """`load(export)` in bf16, kept while `digest` (of the checkpoint's files) stays the one asked for."""
-    return load(export)
+def load_trunk(export: Path, digest: str, dtype: torch.dtype) -> PreTrainedModel:
+    """`load(export, dtype)`, kept while `digest` (of the checkpoint's files) and `dtype` stay those asked for."""
+    return load(export, dtype)
 
 
 class Policy:
@@ -109,12 +116,12 @@ def open_policy(settings: TrainerSettings, trunk: Path, digest: str) -> Iterator
     """A policy that starts as the model in `trunk` (an export folder), by the settings' kind of weights."""
     if settings.weights == "full":
         model = load(trunk, torch.float32).requires_grad_(True)
-        yield Policy(Scorer(model), model.state_dict().get)
+        yield Policy(Scorer(model, torch_dtype(settings)), model.state_dict().get)
         return
     torch.manual_seed(settings.seed)
     lora = settings.lora
     adapted = get_peft_model(
-        load_trunk(trunk, digest),
+        load_trunk(trunk, digest, torch_dtype(settings)),
         LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0),
     )
     model = adapted.get_base_model()

@@ -1,10 +1,11 @@
 """What happens before the first update: inputs are read and verified, rows become the steps of the run.
 
-    leave out stale rows → check the engine gap → score the reference → advantages → minibatches
+    leave out stale rows → score the reference → check the engine gap → advantages → minibatches
 
 All of it is a function of dataset, parent, reference and settings, so a resumed run prepares the same steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from trainer.dataset import Row, read_dataset
 from trainer.errors import TrainerError
 from trainer.gap import check_gap
 from trainer.monitors import Anchor, check_length, check_staleness
-from trainer.policy import load_trunk, score
+from trainer.policy import load, load_trunk, score
+from trainer.precision import torch_dtype
 from trainer.state import Progress, read_progress
 
 
@@ -94,11 +96,20 @@ def prepare(inputs: Inputs, settings: TrainerSettings) -> Plan:
     """The steps of a run. Raises `TrainingStopped` for staleness, gap, length and variance."""
     rows, versions = fresh_rows(inputs, settings.staleness)
     exports = {version: inputs.parent_folder.parent / version / EXPORT for version in versions}
-    gap = check_gap(rows, exports, settings.gap, settings.forward_tokens)
+    dtype = torch_dtype(settings)
 
-    reference = load_trunk(inputs.reference_folder / EXPORT, export_digest(inputs.reference))
+    reference = load_trunk(inputs.reference_folder / EXPORT, export_digest(inputs.reference), dtype)
     texts = [(row.prompt_ids, row.output_ids) for row in rows]
     reference_logprobs, reference_entropy = score(reference, texts, settings.forward_tokens)
+
+    scored = {inputs.reference.checkpoint_id: reference_logprobs}
+
+    def rescore(version: str, chosen: Sequence[int]) -> list[np.ndarray]:
+        if version in scored:
+            return [scored[version][i] for i in chosen]
+        return score(load(exports[version], dtype), [texts[i] for i in chosen], settings.forward_tokens)[0]
+
+    gap = check_gap(rows, rescore, settings.gap)
 
     mean_output_tokens = float(np.mean([len(row.output_ids) for row in rows]))
     anchor = Anchor(reference_entropy, inputs.start.output_tokens or mean_output_tokens)

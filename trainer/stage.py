@@ -32,6 +32,7 @@ from trainer.errors import TrainerError
 from trainer.export import write_export
 from trainer.monitors import StepMetrics
 from trainer.policy import open_policy
+from trainer.precision import resolve
 from trainer.prepare import Inputs, prepare, read_inputs
 from trainer.state import Progress, Saves, read_progress, restore, write_state
 from trainer.tracking import Tracker, track
@@ -59,6 +60,7 @@ def train(
     """
     if is_complete(output):
         return read_checkpoint(output)
+    settings = resolve(settings)
     torch.set_num_threads(settings.threads)
     inputs = read_inputs(policy, dataset, parent, reference)
     saves = Saves(output.with_name(f"{output.name}.partial"), inputs.digest(settings))

@@ -28,6 +28,12 @@ def test_groups_stay_within_the_budget_and_hold_every_row_once():
     assert groups[0] == [6], "a row beyond the budget goes alone"
 
 
+def test_short_rows_are_not_padded_to_a_long_one():
+    assert cut([20] * 8 + [200], 4096) == [[8], [0, 1, 2, 3, 4, 5, 6, 7]]
+    assert cut([20, 21, 22, 23], 4096) == [[3, 2, 1, 0]], "a pass costs more than a little padding"
+    assert cut([], 4096) == []
+
+
 def test_minibatches_are_even_seeded_and_complete():
     rows = [example([1, 2], list(range(3, 4 + i % 5)), reward=float(i)) for i in range(37)]
     steps = minibatches(rows, 16, 2, 64, (0, 0))
