@@ -17,8 +17,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-PASS_TOKENS = 64
-"""What one more pass through the model costs, in tokens: operators that are too small to use a processor well."""
+PASS_TOKENS = 100
+"""What one more pass through the model costs, in tokens: weights are read once more, and small operators use a
+processor badly. Measured with 135M weights in float32 on two cores: 0.32 s for 48 tokens, 2.2 ms for each one more.
+"""
 
 
 @dataclass(frozen=True)
