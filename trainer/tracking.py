@@ -7,7 +7,7 @@ view: what shaped a checkpoint is in its manifest.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainer.config import TrainerSettings
 from trainer.monitors import StepMetrics
@@ -30,7 +30,7 @@ class _Nothing:
 
 
 class _MlflowRun:
-    def __init__(self, client, run_id: str) -> None:
+    def __init__(self, client: Any, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
 
