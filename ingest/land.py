@@ -52,8 +52,8 @@ class LandReport(msgspec.Struct, frozen=True):
 def land(*, log: LogSettings, spool: Path, lake: Path) -> LandReport:
     """Brings the lake up to the log; the embedded log then lets go of what is old and landed.
 
-    Idempotent; may be killed anywhere and run twice at once. Raises `LogError` where the log cannot be read, `LandError`
-    where the lake cannot be written.
+    Idempotent; may be killed anywhere and run twice at once. Raises `LogError` where the log cannot be read,
+    `LandError` where the lake cannot be written.
     """
     tables = {name: open_table(lake, name) for name in _ORDER}
     erased = _erased(lake)
