@@ -23,7 +23,8 @@ def gguf_file() -> Path:
 
 
 @cache
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
+    """The tokenizer of every test model, SmolLM2's with a plain chat template."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoTokenizer
 
@@ -37,9 +38,9 @@ def make_model(folder: Path, seed: int, *, tied: bool = True, layers: int = 4, h
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = _tokenizer()
+    reader = tokenizer()
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(reader),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
@@ -56,7 +57,7 @@ def make_model(folder: Path, seed: int, *, tied: bool = True, layers: int = 4, h
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    reader.save_pretrained(folder)
     return folder
 
 
