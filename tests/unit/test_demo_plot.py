@@ -134,7 +134,7 @@ def test_the_view_can_be_drawn_at_any_time(tmp_path: Path) -> None:
         (replace(GOOD, system="Darwin", architecture="arm64"), ["Linux x86-64, this is Darwin arm64"]),
         (replace(GOOD, python=(3, 12)), ["Python 3.11, this is 3.12"]),
         (replace(GOOD, cores=1), ["2 processor cores"]),
-        (replace(GOOD, free_memory=8 * machine.GB), ["20 GB of free memory, 8.0 GB are free"]),
+        (replace(GOOD, free_memory=8 * machine.GB), ["16 GB of free memory, 8.0 GB are free"]),
         (replace(GOOD, free_disk=machine.GB), ["free disk here, 1.0 GB are free"]),
         (replace(GOOD, absent=("vllm",), cores=1), ["Not installed: vllm. Run `make setup`.", "2 processor cores"]),
     ],
