@@ -79,10 +79,9 @@ class Machine:
         os.kill(pid, signal.SIGKILL)
         self.killed[name] = pid
 
-    def vllm(self, name: str, version: str) -> int:
-        """The vLLM server below the engine `name` that was started on `version`, 0 while there is none."""
-        folder = str(self.home.checkpoint(self.policy, version))
-        return self._below(name, lambda child: any(word.startswith(folder) for word in child.cmdline()))
+    def vllm(self, name: str) -> int:
+        """The vLLM server below the agent of the engine `name`, 0 while there is none."""
+        return self._below(name, lambda child: "vllm.entrypoints.openai.api_server" in child.cmdline())
 
     def worker(self, mark: str) -> int:
         """The scheduler's worker with this environment variable, 0 while there is none."""
@@ -126,6 +125,11 @@ class Machine:
         run = self.run(number)
         assert run is None or run.state != RunState.ABANDONED, run
         return run
+
+    def evaluates(self, version: str) -> bool:
+        """Whether the evaluation engine is ready with `version`: then it is being sampled."""
+        engines = [e for e in self.control.fleet()["engines"] if e.get("role") == "evaluation"]
+        return any(e.get("state") == "ready" and e.get("version") == version for e in engines)
 
     def until_served(self, version: str) -> None:
         """Returns when every engine for users reports `version` and control calls the fleet converged."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from mlflow import MlflowClient
 
 from ingest.attribution import Cut, attributed
 from ingest.contracts.checkpoint import CheckpointManifest
@@ -187,13 +186,15 @@ def _second_run(story: Story) -> None:
     run = machine.until_stage(2, Stage.EVALUATE, StageState.RUNNING)
     machine.kill("mlflow")
     machine.kill("reconciler")
-    loading = until(lambda: machine.vllm("engine-1", run.checkpoint_id), "vLLM to load the challenger")
-    machine.strike("vllm", loading)
+    until(lambda: machine.evaluates(run.checkpoint_id), "the challenger to answer questions")
+    machine.strike("vllm", machine.vllm("engine-1"))
     story.runs.append(machine.until_done(2))
 
 
 def _by_hand(story: Story) -> None:
     """A person overrides the gate, and takes it back in MLflow, while people talk."""
+    from mlflow import MlflowClient
+
     machine, (first, second) = story.machine, story.checkpoints
 
     async def talk_while(version: str) -> None:
@@ -281,7 +282,8 @@ def test_checkpoints_are_complete_and_know_where_they_come_from(story: Story) ->
         verify_files(folder, manifest.files)
         assert (manifest.parent, manifest.dataset_id) == (parent, run.dataset_id)
         assert manifest.realised_update
-    assert not [path for path in (home.checkpoints / POLICY).iterdir() if path.name.startswith(".")]
+    complete = {path.parent.name for path in (home.checkpoints / POLICY).glob("*/manifest.json")}
+    assert {path.name for path in (home.checkpoints / POLICY).iterdir() if path.is_dir()} == complete
 
 
 def test_what_people_like_is_promoted_and_what_they_do_not_is_not(story: Story) -> None:
