@@ -207,7 +207,7 @@ class StandIn:
         return web.Response(body=msgspec.json.encode(told), content_type="application/json")
 
     async def heartbeats(self, options: argparse.Namespace) -> None:
-        """Reports itself ready each second, and takes the assigned version for its own."""
+        """Reports itself ready, and takes a newly assigned version for its own; a scripted one stays until then."""
         beat = Heartbeat(
             policy=options.model,
             url=f"http://127.0.0.1:{options.port}",
@@ -226,7 +226,8 @@ class StandIn:
                     async with session.post(url, data=msgspec.json.encode(beat), headers=headers) as response:
                         if response.status == 200:
                             target = msgspec.json.decode(await response.read(), type=Assignment).target
-                            self.version = target.version
+                            if target.version != beat.version:
+                                self.version = target.version
                             beat = msgspec.structs.replace(beat, version=target.version)
                 except aiohttp.ClientError as error:
                     print(f"stand-in: no heartbeat: {type(error).__name__}", file=sys.stderr)
