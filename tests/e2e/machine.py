@@ -76,6 +76,7 @@ class Machine:
 
     def strike(self, name: str, pid: int) -> None:
         """kill -9 of a process, noted as `name`."""
+        assert pid > 0, f"{name} is not running"
         os.kill(pid, signal.SIGKILL)
         self.killed[name] = pid
 
