@@ -4,15 +4,19 @@ A holder renews its row long before it expires; one that cannot must stop at onc
 over. Invariant: two processes never both hold a row that has not expired.
 """
 
+import logging
 import os
 import secrets
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from pipelines.database import Database
+
+log = logging.getLogger(__name__)
 
 
 class Lease:
@@ -59,10 +63,19 @@ class Lease:
         """Renews in a thread until `stop` is set; calls `lost` once where the lease went to another."""
 
         def loop() -> None:
+            renewed = time.monotonic()
             while not stop.wait(self.ttl / 4):
-                if not self.renew():
-                    lost()
-                    return
+                try:
+                    if not self.renew():
+                        break
+                    renewed = time.monotonic()
+                except sqlite3.Error as error:
+                    log.warning("lease %s was not renewed: %s", self._name, error)
+                    if time.monotonic() - renewed > self.ttl:
+                        break
+            else:
+                return
+            lost()
 
         thread = threading.Thread(target=loop, name=f"lease-{self._name}", daemon=True)
         thread.start()

@@ -2,7 +2,8 @@
 
 Promoted: from that trainer state. Held: from the challenger's full state, at most `max_holds` times in a row, each
 compared with the same champion as one more look. Rejected, stopped in training, or the champion was changed by a
-person: from the champion's state, at a first look. Runs that ended before training (a gate that failed) say nothing.
+person: from the champion's state, at a first look. Runs that ended before training (a gate that failed) say nothing;
+one that was given up after its evaluation counts by its verdict, for a look that was taken is spent.
 """
 
 from collections.abc import Iterable
@@ -21,13 +22,29 @@ class Origin(msgspec.Struct, frozen=True):
     why: str
 
 
+_BY_VERDICT = {
+    "promote": Outcome.PROMOTED,
+    "canary": Outcome.CANARY,
+    "hold": Outcome.HELD,
+    "reject": Outcome.REJECTED,
+}
+
+
+def _outcome(run: Run) -> Outcome | None:
+    if run.state == RunState.DONE:
+        return run.outcome
+    verdict = run.result(Stage.EVALUATE) if run.state == RunState.ABANDONED else None
+    return _BY_VERDICT.get((verdict or {}).get("decision", ""))
+
+
 def origin(history: Iterable[Run], champion: str, max_holds: int) -> Origin:
     """Where the next run starts. `history` are the policy's runs, the newest first; `champion` the registry's."""
     holds: list[Run] = []
     for run in history:
-        if run.state != RunState.DONE or run.outcome == Outcome.GATE_FAILED:
+        outcome = _outcome(run)
+        if outcome in (None, Outcome.GATE_FAILED):
             continue
-        held = run.outcome in (Outcome.HELD, Outcome.CANARY)
+        held = outcome in (Outcome.HELD, Outcome.CANARY)
         if not held or (run.result(Stage.LINEAGE) or {}).get("champion") != champion:
             break
         holds.append(run)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ingest.contracts.checkpoint import EXPORT
+from ingest.contracts.rollout import RolloutState
 from pipelines.config import Config, PolicyConfig
 from pipelines.control import Control
 from pipelines.errors import StageFailed
@@ -21,6 +22,7 @@ from pipelines.runs import Runs
 from pipelines.stack.addresses import Addresses
 from pipelines.stack.secrets import Secrets
 from pipelines.workers import Report, Workers
+from promotion import rollout
 
 
 class LocalStages:
@@ -146,6 +148,8 @@ class LocalStages:
             "output": checkpoint,
         }
         if not (checkpoint / "verdict.json").exists():
+            if (champion := self._champion()) != origin["champion"]:
+                raise Ended(Outcome.HELD, f"{champion} became the champion while this run trained from another")
             self._control.put_under_evaluation(self._policy, run.checkpoint_id, checkpoint / EXPORT)
             self._promotion("evaluation.stage:sample_champion", **asked)  # while the evaluation engine loads
             seconds = self._settings.schedule.engine_seconds
@@ -160,6 +164,9 @@ class LocalStages:
         outcomes = {"hold": Outcome.HELD, "canary": Outcome.CANARY, "reject": Outcome.REJECTED}
         if verdict["decision"] in outcomes:
             raise Ended(outcomes[verdict["decision"]], why)
+        standing = rollout.read(checkpoint)
+        if standing is not None and standing.state is RolloutState.RETIRED:
+            raise Ended(Outcome.REJECTED, f"{run.checkpoint_id} served already, and a person took it back")
         champion = self._champion()
         if champion not in (verdict["champion"], run.checkpoint_id):
             raise Ended(Outcome.HELD, f"{champion} became the champion while {verdict['champion']} was compared with")

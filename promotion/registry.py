@@ -203,20 +203,18 @@ def promote(
 
 
 def rollback(*, mlflow: str, checkpoints: Path, policy: str) -> str:
-    """Promotes the version that served last before the present champion; returns its checkpoint id."""
-    present = champion(mlflow=mlflow, policy=policy)
-    served = [
-        r
-        for name, r in rollout.read_all(checkpoints / policy).items()
-        if r.state is RolloutState.RETIRED and name != present
-    ]
-    if not served:
-        raise PromotionError(
-            f"no version of {policy} served before the present champion: there is nothing to go back to"
-        )
-    last = max(served, key=lambda r: r.updated_at).checkpoint_id
-    promote(mlflow=mlflow, checkpoints=checkpoints, policy=policy, checkpoint_id=last)
-    return last
+    """Promotes the nearest ancestor of the present champion that served; returns its checkpoint id.
+
+    By descent, not by time: a second rollback goes one further back, never to what the first one took back.
+    """
+    states = rollout.read_all(checkpoints / policy)
+    at = champion(mlflow=mlflow, policy=policy)
+    while at is not None and (checkpoints / policy / at / "manifest.json").exists():
+        at = read_manifest(checkpoints / policy / at, CheckpointManifest).parent
+        if at is not None and at in states and states[at].state is RolloutState.RETIRED:
+            promote(mlflow=mlflow, checkpoints=checkpoints, policy=policy, checkpoint_id=at)
+            return at
+    raise PromotionError(f"no version of {policy} served before the present champion: there is nothing to go back to")
 
 
 def champion(*, mlflow: str, policy: str) -> str | None:

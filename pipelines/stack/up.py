@@ -12,18 +12,21 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from ingest.contracts.checkpoint import EXPORT
+from ingest.contracts.files import write_atomically
+from ingest.contracts.rollout import RolloutState
 from pipelines.config import Config
 from pipelines.config.reading import PREFIX
 from pipelines.control import Control
 from pipelines.errors import PipelineError
 from pipelines.home import BASE, Home
 from pipelines.lease import holder_of
-from pipelines.records import Outcome
-from pipelines.runs import Runs
 from pipelines.stack import addresses, checks, leftovers, programs, secrets
 from pipelines.stack.addresses import Addresses
 from pipelines.stack.supervisor import Supervisor
+from promotion import rollout
 from serving.config import ControlSettings, GatewaySettings
 
 Tell = Callable[[str, str], None]
@@ -57,7 +60,9 @@ class Stack:
             self._tell("model", f"checkpoint {BASE} of {policy}")
             self._import(policy)
         overrides = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
-        found = programs.programs(self.config, self.config_path, self.home, where, self._versions(), overrides)
+        found = programs.programs(
+            self.config, self.config_path, self.home, where, self.start_versions(running), overrides
+        )
         if not running:
             self._write([p for p in found if p.name in programs.FIRST])
             self.supervisor.start(keys.environment())
@@ -124,16 +129,22 @@ class Stack:
 
             import_model(self.config.policies[policy].model, self.home.checkpoints, policy)
 
-    def _versions(self) -> dict[str, str]:
-        """What serving engines start from: the last promoted checkpoint, so that a restart needs no swap."""
-        runs = Runs(self.home.database)
-        versions = {}
-        for policy in self.config.policies:
-            promoted = (r.checkpoint_id for r in runs.history(policy) if r.outcome == Outcome.PROMOTED)
-            versions[policy] = next(
-                (v for v in promoted if (self.home.checkpoint(policy, v) / "manifest.json").exists()), BASE
-            )
+    def start_versions(self, running: bool) -> dict[str, str]:
+        """What engines start from: what serves, so that a start needs no swap.
+
+        On a stack that runs, what they were started from: another version in their command would restart them all.
+        """
+        path = self.home.run / "versions.json"
+        before = msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if running and path.exists() else {}
+        versions = {policy: before.get(policy) or self._serving(policy) for policy in self.config.policies}
+        write_atomically(path, msgspec.json.encode(versions))
         return versions
+
+    def _serving(self, policy: str) -> str:
+        """The version that serves, or is on its way to, by the rollout records."""
+        in_service = (RolloutState.ROLLING, RolloutState.SERVING)
+        records = [r for r in rollout.read_all(self.home.checkpoints / policy).values() if r.state in in_service]
+        return max(records, key=lambda r: r.updated_at).checkpoint_id if records else BASE
 
     def _write(self, found: list[programs.Program]) -> None:
         for values, kind in ((self.config.gateway, GatewaySettings), (self.config.control, ControlSettings)):
@@ -158,8 +169,9 @@ class Stack:
         from promotion import registry
 
         if registry.champion(mlflow=mlflow, policy=policy) is None:
-            registry.register(mlflow=mlflow, checkpoint=self.home.checkpoint(policy, BASE))
-            registry.promote(mlflow=mlflow, checkpoints=self.home.checkpoints, policy=policy, checkpoint_id=BASE)
+            version = self._serving(policy)
+            registry.register(mlflow=mlflow, checkpoint=self.home.checkpoint(policy, version))
+            registry.promote(mlflow=mlflow, checkpoints=self.home.checkpoints, policy=policy, checkpoint_id=version)
 
     def _converged(self, control: Control) -> bool:
         fleet = control.fleet()

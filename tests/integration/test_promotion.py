@@ -105,8 +105,8 @@ class Stack:
         self.start("reconciler")
         self.serves("base")
 
-    def add(self, checkpoint_id: str, decision: Decision | None) -> Path:
-        checkpoint = make_checkpoint(self.checkpoints, checkpoint_id, policy=self.policy)
+    def add(self, checkpoint_id: str, decision: Decision | None, parent: str = "base") -> Path:
+        checkpoint = make_checkpoint(self.checkpoints, checkpoint_id, policy=self.policy, parent=parent)
         register(mlflow=self.mlflow, checkpoint=checkpoint)
         if decision is not None:
             make_verdict(checkpoint, decision)
@@ -216,6 +216,13 @@ def test_the_alias_moved_by_hand_swaps_the_fleet_and_moved_back_rolls_back(runni
     assert running.state("c1") is RolloutState.RETIRED
     running.move_alias("c1")
     running.serves("c1")
+    running.add("c2", Decision.PROMOTE, parent="c1")
+    running.move_alias("c2")
+    running.serves("c2")
+    went_to = rollback(mlflow=running.mlflow, checkpoints=running.checkpoints, policy=running.policy)
+    assert went_to == "c1"
+    running.serves("c1")
+    # A second rollback goes further back, not to what the first one took back.
     went_to = rollback(mlflow=running.mlflow, checkpoints=running.checkpoints, policy=running.policy)
     assert went_to == "base"
     running.serves("base")

@@ -1,5 +1,6 @@
 """One holder at a time; a second takes over when the lease has run out."""
 
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -68,3 +69,16 @@ def test_a_holder_hears_that_its_lease_was_lost(tmp_path: Path) -> None:
     assert lost.wait(10)
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_holder_that_cannot_renew_gives_up_after_the_leases_life(tmp_path: Path, monkeypatch) -> None:
+    lease = Lease(tmp_path / "db", "scheduler", ttl=0.2)
+    assert lease.acquire()
+
+    def full_disk() -> bool:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(lease, "renew", full_disk)
+    lost = threading.Event()
+    lease.keep(threading.Event(), lost.set)
+    assert lost.wait(30)

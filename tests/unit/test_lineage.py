@@ -1,5 +1,6 @@
 """Which checkpoint the next run continues from."""
 
+import msgspec
 import pytest
 
 from pipelines.lineage import Origin, origin
@@ -71,6 +72,20 @@ def test_a_hold_before_a_rejection_is_forgotten() -> None:
 
 def test_a_failed_gate_and_an_abandoned_run_say_nothing() -> None:
     assert where("base", ended(3, G), ended(2, None, state=RunState.ABANDONED), ended(1, H)) == ("c1", 2)
+
+
+@pytest.mark.parametrize(("decision", "expected"), [("hold", ("c2", 3)), ("reject", ("base", 1))])
+def test_a_run_given_up_after_its_evaluation_counts_by_its_verdict(decision: str, expected: tuple[str, int]) -> None:
+    given_up = ended(2, None, look=2, state=RunState.ABANDONED)
+    looked = StageRecord(
+        stage=Stage.EVALUATE,
+        state=StageState.FINISHED,
+        attempts=1,
+        started_at=0.0,
+        result={"decision": decision},
+    )
+    given_up = msgspec.structs.replace(given_up, stages=(*given_up.stages, looked))
+    assert where("base", given_up, ended(1, H)) == expected
 
 
 def test_a_person_who_moved_the_champion_starts_a_new_lineage() -> None:

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ingest.contracts.rollout import RolloutState
 from pipelines.config import load
 from pipelines.errors import PipelineError
 from pipelines.home import Home
 from pipelines.stack import addresses, checks, programs, secrets
+from pipelines.stack.up import Stack
+from promotion import rollout
+from tests.checkpoint_folders import make_checkpoint
 from tests.unit.test_config import GOOD
 
 
@@ -121,3 +125,20 @@ def test_without_kafka_there_is_no_broker_and_with_an_outside_one_none_of_ours(c
 
     assert {"kafka", "forwarder"} & names(False) == set()
     assert {"kafka", "forwarder"} & names(True, EVERLOOP__LOG__BOOTSTRAP="b:9092") == {"forwarder"}
+
+
+def test_engines_start_from_what_serves_and_a_running_stack_keeps_what_it_was_started_from(
+    config_path: Path, home: Home
+) -> None:
+    stack = Stack(load(config_path, {}), config_path)
+    assert stack.start_versions(running=False) == {"helper": "base"}
+    S = RolloutState
+    for name, path in (
+        ("c1", (S.REGISTERED, S.ACCEPTED, S.ROLLING, S.SERVING)),
+        ("c2", (S.REGISTERED, S.ACCEPTED, S.ROLLING, S.SERVING, S.RETIRED)),
+    ):
+        folder = make_checkpoint(home.checkpoints, name, policy="helper")
+        for state in path:
+            rollout.move(folder, state, reason="", now=1.0)
+    assert stack.start_versions(running=True) == {"helper": "base"}
+    assert stack.start_versions(running=False) == {"helper": "c1"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ingest.contracts.rollout import RolloutState
 from pipelines.config import load
 from pipelines.control import Control
 from pipelines.errors import PipelineError, StageFailed
@@ -17,6 +18,8 @@ from pipelines.runs import Runs
 from pipelines.stack.addresses import Addresses
 from pipelines.stack.secrets import Secrets
 from pipelines.stages import LocalStages
+from promotion import rollout
+from tests.checkpoint_folders import make_checkpoint
 from tests.unit.test_config import GOOD
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +145,27 @@ def test_the_challenger_is_loaded_before_it_is_sampled(runs: Runs, tmp_path: Pat
     made, workers, run = stages(runs, tmp_path, fleet, evaluate={"decision": "promote"})
     assert made.evaluate(run, {"champion": "base", "look": 1})["decision"] == "promote"
     assert fleet.asked == ["PUT /v1/policies/helper/under_evaluation", "GET /v1/fleet"]
-    assert workers.called == ["sample_champion", "evaluate"]
+    assert workers.called == ["champion", "sample_champion", "evaluate"]
+
+
+def test_a_champion_moved_while_a_run_trained_ends_it_before_anything_is_sampled(runs: Runs, tmp_path: Path) -> None:
+    made, workers, run = stages(runs, tmp_path, Fleet(), champion="c7")
+    with pytest.raises(Ended, match="c7 became the champion") as ended:
+        made.evaluate(run, {"champion": "c8", "look": 1})
+    assert ended.value.outcome == Outcome.HELD
+    assert workers.called == ["champion"]
+
+
+def test_what_a_person_took_back_is_not_promoted_again(runs: Runs, tmp_path: Path) -> None:
+    made, workers, run = stages(runs, tmp_path)
+    checkpoint = make_checkpoint(made._home.checkpoints, run.checkpoint_id, policy="helper")
+    S = RolloutState
+    for state in (S.REGISTERED, S.ACCEPTED, S.ROLLING, S.SERVING, S.RETIRED):
+        rollout.move(checkpoint, state, reason="", now=1.0)
+    with pytest.raises(Ended, match="took it back") as ended:
+        made.decide(run, {"decision": "promote", "reasons": [], "champion": "base", "created_at": 1.0})
+    assert ended.value.outcome == Outcome.REJECTED
+    assert "promote" not in workers.called
 
 
 def test_an_engine_that_does_not_come_is_a_sentence() -> None:
