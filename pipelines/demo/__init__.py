@@ -16,7 +16,7 @@ from pathlib import Path
 def main() -> None:
     """`everloop demo`: raises `SystemExit` with 0, or with 1 where something failed.
 
-    `DEMO=once` takes the stack down at the end, `DEMO_CYCLES` is the number of cycles (default 4). It is run in a
+    `DEMO=once` takes the stack down at the end, `DEMO_CYCLES` is the number of cycles (default 3). It is run in a
     checkout: `demo/` and `.cache/` are taken from the working folder.
     """
     from pipelines.demo.main import Options, run

@@ -40,7 +40,7 @@ class Options:
     """What the environment says. `folder` is the checkout."""
 
     folder: Path
-    cycles: int = 4
+    cycles: int = 3
     once: bool = False
     seed: int = 0
 

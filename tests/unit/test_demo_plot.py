@@ -159,6 +159,6 @@ def test_a_model_folder_without_manifest_or_with_a_changed_file_is_made_anew(tmp
 
 
 def test_options_come_from_the_environment(tmp_path: Path) -> None:
-    assert Options.read({}, tmp_path) == Options(tmp_path, cycles=4, once=False)
+    assert Options.read({}, tmp_path) == Options(tmp_path, cycles=3, once=False)
     given = {"DEMO": "once", "DEMO_CYCLES": "2", "DEMO_SEED": "7"}
     assert Options.read(given, tmp_path) == Options(tmp_path, cycles=2, once=True, seed=7)
