@@ -29,7 +29,8 @@ demo: setup  ## three cycles of the loop on SmolLM2-135M, about 15 minutes; DEMO
 	@$(BIN)/everloop demo
 
 test: setup lint types wheel  ## what CI runs
-	@$(BIN)/python -m pytest tests/unit tests/test_architecture.py tests/integration tests/e2e
+	@$(BIN)/python -m pytest tests/unit tests/test_architecture.py tests/integration
+	@$(BIN)/python -m pytest tests/e2e
 
 unit: setup  ## the tests that need no process
 	@$(BIN)/python -m pytest tests/unit tests/test_architecture.py
