@@ -1,6 +1,7 @@
 """What this machine's processor is good at, without importing torch.
 
-Engines and trainer ask here, so that both compute in the same type on the same machine.
+The agent that starts engines asks here, for it must stay light; the trainer, which has torch, asks torch
+(`trainer/precision.py`).
 """
 
 from pathlib import Path
