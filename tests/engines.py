@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 from base64 import b64decode
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import pytest
 
 from ingest.contracts.fleet import Reference, Swap, Version
 from ingest.contracts.tap import LENGTH_HEADER, REQUEST_HEADER, STREAM_EVENT, TapRecord, decode_tap
+from pipelines.stack.addresses import free_port
 from serving.engines.launch import EngineSettings, command, environment
 from serving.fleet.swap import EngineInfo
 from tests.tiny_models import make_model
@@ -34,13 +34,6 @@ TOKEN = "engine-token-of-tests"
 POLICY = "assistant"
 START_SECONDS = 900
 SWITCH = "EVERLOOP_TEST_STALE_HEAD"
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,26 @@ class Answer:
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
+class Progress:
+    """How many chunks of a streamed answer came so far."""
+
+    def __init__(self) -> None:
+        self._chunks = 0
+        self._came = asyncio.Condition()
+
+    async def came(self) -> None:
+        """One more."""
+        async with self._came:
+            self._chunks += 1
+            self._came.notify_all()
+
+    async def grows(self, chunks: int = 8) -> None:
+        """Returns when so many more have come."""
+        async with self._came:
+            enough = self._chunks + chunks
+            await self._came.wait_for(lambda: self._chunks >= enough)
+
+
 class Engine:
     """One running engine."""
 
@@ -74,9 +87,16 @@ class Engine:
         return str(self.root / version)
 
     async def ask(
-        self, path: str, body: dict[str, Any], *, tap: bool = True, request_id: str | None = None, cut_after: int = 0
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        tap: bool = True,
+        request_id: str | None = None,
+        cut_after: int = 0,
+        progress: Progress | None = None,
     ) -> Answer:
-        """POSTs `body`; with `cut_after` hangs up after so many bytes."""
+        """POSTs `body`; with `cut_after` hangs up after so many bytes; tells `progress` of each chunk."""
         headers = {"Authorization": f"Bearer {TOKEN}"}
         if tap:
             headers[REQUEST_HEADER] = TOKEN
@@ -91,7 +111,11 @@ class Engine:
                 await response.content.readexactly(cut_after)
                 response.close()
                 return Answer(response.status, b"", None)
-            data = await response.read()
+            data = b""
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if progress is not None:
+                    await progress.came()
         if LENGTH_HEADER in response.headers:
             length = int(response.headers[LENGTH_HEADER])
             return Answer(response.status, data[:-length], decode_tap(data[-length:]))

@@ -6,7 +6,6 @@ Tests share it, so each makes topics of its own names.
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from ingest.kafka_broker import command, configure, missing, prepare, ready
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from pipelines.stack.addresses import free_port
 
 
 class Broker:

@@ -4,7 +4,6 @@ import atexit
 import functools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,12 +13,7 @@ from pathlib import Path
 
 import pytest
 
-
-def free_port() -> int:
-    """A port of the loopback interface that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+from pipelines.stack.addresses import free_port
 
 
 @functools.cache

@@ -3,8 +3,10 @@
 `run/ports.json` is what the command line, the scheduler and the next `everloop up` go by.
 """
 
+import random
 import socket
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,8 @@ from pipelines.errors import PipelineError
 from pipelines.home import Home
 
 HOST = "127.0.0.1"
+_FIRST_PORT = 20000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,13 +96,21 @@ def is_free(port: int) -> bool:
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """A port that nothing listens on now, other than those in `taken`."""
+    """A port that nothing listens on now, other than those in `taken`.
+
+    It lies below those that the kernel gives to outgoing connections: none of these can take it while its server
+    is away.
+    """
     while True:
-        with socket.socket() as s:
-            s.bind((HOST, 0))
-            port = int(s.getsockname()[1])
-        if port not in taken:
+        port = random.randrange(_FIRST_PORT, _first_ephemeral())
+        if port not in taken and is_free(port):
             return port
+
+
+def _first_ephemeral() -> int:
+    with suppress(OSError):
+        return max(int(_EPHEMERAL.read_text().split()[0]), _FIRST_PORT + 1000)
+    return 32768
 
 
 def _read(path: Path) -> Addresses | None:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = "EVERLOOP_STACK"
+_PF_EXITING = 0x4
+"""In a process's flags: the kernel has begun to take it apart (include/linux/sched.h)."""
 
 
 def find(home: Path, session: int | None = None, proc: Path = Path("/proc")) -> list[int]:
@@ -21,7 +23,7 @@ def find(home: Path, session: int | None = None, proc: Path = Path("/proc")) -> 
     number that was given again has a living leader.
     """
     mark = f"{MARK}={home}".encode()
-    leaderless = session is not None and not _alive(proc / str(session))
+    leaderless = session is not None and not _leads(proc / str(session))
     found = []
     for entry in proc.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -79,6 +81,13 @@ def _session(entry: Path) -> int:
 
 def _is_dead(entry: Path) -> bool:
     return _stat(entry)[0] in "ZX"
+
+
+def _leads(entry: Path) -> bool:
+    # A killed leader closes its socket before it is a zombie: from its first step out it counts as gone.
+    with suppress(OSError):
+        return not _is_dead(entry) and not int(_stat(entry)[6]) & _PF_EXITING
+    return False
 
 
 def _alive(entry: Path) -> bool:

@@ -6,7 +6,6 @@ Start-up waits are generous, for the machine may be busy; nothing else here depe
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,18 +21,12 @@ from ingest.contracts.events import Event, decode_event
 from ingest.contracts.fleet import EngineState, Heartbeat
 from ingest.contracts.turn import Turn
 from ingest.spool import adopt, folders, read_segment
+from pipelines.stack.addresses import free_port
 
 CONTROL_TOKEN = "control-token"
 ENGINE_TOKEN = "engine-token"
 HASH_SECRET = "00112233445566778899aabbccddeeff"
 PATIENCE = 120.0
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def environment() -> dict[str, str]:

@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 
 from ingest.contracts.fleet import Assignment, EngineState, Heartbeat, Reference, Swap, Version
+from pipelines.stack.addresses import free_port
 from serving.engines.agent import Agent
 from serving.engines.child import Child
 from serving.engines.launch import EngineSettings
-from tests.engines import free_port
 from tests.fake_vllm import BUILD
 
 pytestmark = pytest.mark.integration

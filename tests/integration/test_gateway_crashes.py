@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from ingest.contracts.turn import Finish, Turn
-from tests.integration.serving_stack import environment, free_port, running, wait_until
+from pipelines.stack.addresses import free_port
+from tests.integration.serving_stack import environment, running, wait_until
 
 pytestmark = pytest.mark.integration
 HI = [{"role": "user", "content": "hi"}]

@@ -9,7 +9,8 @@ import pytest
 
 from ingest.contracts.arrays import unpack_ids, unpack_logprobs
 from ingest.contracts.turn import Finish
-from tests.integration.serving_stack import Stack, free_port, running, wait_until
+from pipelines.stack.addresses import free_port
+from tests.integration.serving_stack import Stack, running, wait_until
 from tests.tiny_models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]

@@ -19,13 +19,13 @@ from mlflow import MlflowClient
 
 from ingest.contracts.rollout import RolloutState
 from ingest.contracts.verdict import Decision
+from pipelines.stack.addresses import free_port
 from promotion import rollout
 from promotion.errors import PromotionError, PromotionRefused
 from promotion.names import TAG_DECISION, TAG_EVALUATION_RUN, TAG_OVERRIDE, TAG_REFUSED
 from promotion.reconcile import wait_converged
 from promotion.registry import champion, promote, record_verdict, register, rollback, versions
 from tests.checkpoint_folders import make_checkpoint, make_verdict
-from tests.mlflow_server import free_port
 
 pytestmark = pytest.mark.integration
 

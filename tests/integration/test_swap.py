@@ -15,7 +15,7 @@ from ingest.contracts.arrays import unpack_ids, unpack_logprobs
 from ingest.contracts.fleet import Reference, Swap
 from ingest.contracts.tap import TapRecord
 from serving.fleet.swap import FLOOR
-from tests.engines import Answer, Engine
+from tests.engines import Answer, Engine, Progress
 from tests.tiny_models import score_many
 
 pytestmark = [pytest.mark.engine, pytest.mark.integration]
@@ -24,9 +24,10 @@ RIGHT_WEIGHTS, WRONG_WEIGHTS = 0.1, 0.5
 """Bounds on the mean difference per token, in nats: bf16 against fp32 gives 0.02, another random model 2."""
 
 
-async def answer(engine: Engine, tokens: int, i: int = 0) -> Answer:
+async def answer(engine: Engine, tokens: int, i: int = 0, progress: Progress | None = None) -> Answer:
     body = {"messages": [{"role": "user", "content": f"Tell me about {i}."}], "max_tokens": tokens}
-    return await engine.ask("/v1/chat/completions", {**body, "temperature": 1.0, "ignore_eos": True, "stream": True})
+    body |= {"temperature": 1.0, "ignore_eos": True, "stream": True}
+    return await engine.ask("/v1/chat/completions", body, progress=progress)
 
 
 def differences(root: Path, records: list[TapRecord], versions: list[str]) -> dict[tuple[str, str], float]:
@@ -52,10 +53,11 @@ def check_proven(swap: Swap, reference: Reference) -> None:
 
 
 async def check_tokens_follow_their_spans(engine: Engine, references: dict[str, Reference], a: str, b: str) -> None:
-    """Two swaps, a → b → a, under streamed requests."""
-    asking = [asyncio.create_task(answer(engine, 160, i)) for i in range(6)]
+    """Two swaps, a → b → a, each after all requests have streamed some tokens since the last."""
+    streams = [Progress() for _ in range(6)]
+    asking = [asyncio.create_task(answer(engine, 800, i, stream)) for i, stream in enumerate(streams)]
     for version in (b, a):
-        await asyncio.sleep(1.5)
+        await asyncio.gather(*(stream.grows() for stream in streams))
         status, swap = await engine.swap(version, references[version])
         assert status == 200, swap
         check_proven(swap, references[version])
@@ -105,14 +107,15 @@ async def test_a_stale_head_is_caught_although_checksums_are_equal(
 async def test_other_weights_than_the_references_are_rolled_back_under_load(
     tied_engine: Engine, references: dict[str, Reference]
 ) -> None:
-    asking = asyncio.create_task(answer(tied_engine, 120))
-    await asyncio.sleep(1.0)
+    progress = Progress()
+    asking = asyncio.create_task(answer(tied_engine, 800, progress=progress))
+    await progress.grows()
     status, swap = await tied_engine.swap("t1", references["t1"], path=tied_engine.path("t2"))
     assert (status, swap.checksum_equal) == (409, False)
     assert "checksum" in swap.error
     record = (await asking).record
     assert record is not None
-    assert [(s.version, s.start, s.end) for s in record.calls[0].samples[0].weight_versions] == [("t0", 0, 120)]
+    assert [(s.version, s.start, s.end) for s in record.calls[0].samples[0].weight_versions] == [("t0", 0, 800)]
     assert differences(tied_engine.root, [record], ["t0"])["t0", "t0"] < RIGHT_WEIGHTS
     await check_t0_serves(tied_engine)
 
