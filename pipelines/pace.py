@@ -1,7 +1,7 @@
 """When a policy's loop may run again after something went wrong: later each time, up to an hour.
 
-A stage that failed fails again when it is tried at once, and data that failed its gate is still what is ready. A
-person's `everloop run` does not wait.
+A stage that failed fails again when it is tried at once, data that failed its gate is still what is ready, and engines
+that refused a version may refuse the next. A person's `everloop run` does not wait.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def not_before(newest_first: Sequence[Run], retry_seconds: float) -> float:
 
 
 def _in_a_row(newest_first: Sequence[Run]) -> int:
-    """How many of the last runs failed their gate or were abandoned."""
+    """How many of the last runs failed their gate, were rolled back, or were abandoned."""
     for n, run in enumerate(newest_first):
-        if run.outcome != Outcome.GATE_FAILED and run.state != RunState.ABANDONED:
+        if run.outcome not in (Outcome.GATE_FAILED, Outcome.ROLLED_BACK) and run.state != RunState.ABANDONED:
             return n
     return len(newest_first)

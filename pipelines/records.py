@@ -64,6 +64,8 @@ class Outcome(StrEnum):
     """Not worse, and nothing more is known: a person decides; the next run goes on from it."""
     HELD = "held"
     REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"
+    """Promoted, but the engines did not take it in: the version before serves on."""
     GATE_FAILED = "gate_failed"
     TRAINING_STOPPED = "training_stopped"
 

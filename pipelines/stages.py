@@ -7,13 +7,14 @@ records and retries are the flow's business; the work itself is the packages'.
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ingest.contracts.checkpoint import EXPORT
 from ingest.contracts.rollout import RolloutState
 from pipelines.config import Config, PolicyConfig
 from pipelines.control import Control
-from pipelines.errors import StageFailed
+from pipelines.errors import PipelineError, StageFailed
 from pipelines.flow import Ended
 from pipelines.home import BASE, Home
 from pipelines.lineage import origin
@@ -23,6 +24,9 @@ from pipelines.stack.addresses import Addresses
 from pipelines.stack.secrets import Secrets
 from pipelines.workers import Report, Workers
 from promotion import rollout
+
+FLEET_SECONDS = 60.0
+"""How long a run waits, before it trains, for the fleet to serve the champion: a swap or an engine's restart."""
 
 
 class LocalStages:
@@ -103,6 +107,10 @@ class LocalStages:
     def lineage(self, run: Run) -> dict:
         """Where training continues from, given what became of the runs before."""
         champion = self._champion()
+        try:
+            self._wait_served(champion, FLEET_SECONDS)
+        except StageFailed as failed:
+            raise PipelineError(f"the champion {champion} is not what the fleet serves: {failed}") from failed
         history = [r for r in self._runs.history(self._policy) if r.run_id != run.run_id]
         found = origin(history, champion, self._settings.evaluation.max_holds)
         return {"parent": found.parent, "champion": found.champion, "look": found.look, "why": found.why}
@@ -167,6 +175,8 @@ class LocalStages:
         standing = rollout.read(checkpoint)
         if standing is not None and standing.state is RolloutState.RETIRED:
             raise Ended(Outcome.REJECTED, f"{run.checkpoint_id} served already, and a person took it back")
+        if standing is not None and standing.state is RolloutState.REJECTED:
+            raise Ended(Outcome.ROLLED_BACK, f"{run.checkpoint_id} was {standing.reason}")
         champion = self._champion()
         if champion not in (verdict["champion"], run.checkpoint_id):
             raise Ended(Outcome.HELD, f"{champion} became the champion while {verdict['champion']} was compared with")
@@ -186,21 +196,38 @@ class LocalStages:
         }
 
     def roll_out(self, run: Run, decided: dict) -> dict:
-        """Until every engine in service reports the new champion; then the swaps that it took."""
-        self._promotion(
-            "promotion.reconcile:wait_converged",
-            control=self._addresses.control,
-            token=self._secrets.control_token,
-            policy=self._policy,
-            version=run.checkpoint_id,
-            timeout=self._settings.schedule.rollout_seconds,
-        )
+        """Until every engine in service reports the new champion; then the swaps that it took.
+
+        Where they do not, in the time they have, its record says so, and the reconciler puts the alias back.
+        """
+        checkpoint = self._home.checkpoint(self._policy, run.checkpoint_id)
+        try:
+            self._wait_served(run.checkpoint_id, self._settings.schedule.rollout_seconds, checkpoint)
+        except StageFailed as failed:
+            if failed.kind == "TakenBack":
+                raise Ended(Outcome.ROLLED_BACK, str(failed)) from failed
+            if failed.kind != "NotConverged":
+                raise
+            standing = rollout.take_back(checkpoint, str(failed), self._clock())
+            if standing.state is not RolloutState.SERVING:
+                raise Ended(Outcome.ROLLED_BACK, f"{run.checkpoint_id} was {standing.reason}") from failed
         swaps = [
             swap
             for swap in self._control.swaps(self._policy, decided["since"])
             if swap["to_version"] == run.checkpoint_id
         ]
         return {"swaps": swaps, "converged_ms": (self._clock() - decided["promoted_at"]) * 1000}
+
+    def _wait_served(self, version: str, timeout: float, checkpoint: Path | None = None) -> None:
+        self._promotion(
+            "promotion.reconcile:wait_converged",
+            control=self._addresses.control,
+            token=self._secrets.control_token,
+            policy=self._policy,
+            version=version,
+            timeout=timeout,
+            checkpoint=checkpoint,
+        )
 
     def _champion(self) -> str:
         named = self._promotion("promotion.registry:champion", mlflow=self._addresses.mlflow, policy=self._policy)

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import aiohttp
 
-from promotion.errors import PromotionError
+from ingest.contracts.rollout import RolloutState
+from promotion import rollout
+from promotion.errors import NotConverged, TakenBack
 from promotion.http import Away, JsonClient
+
+ATTEMPTS = 2
+"""How often an engine must have failed at a version before that counts: once may be a process that was killed."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,19 @@ class FleetView:
     desired: str | None
     converged: bool
     engines: tuple[dict, ...]
+    """Those that serve users."""
+
+    def refusals(self, version: str) -> dict[str, str]:
+        """Why each engine does not take `version` in, by engine; empty unless all of them refuse it."""
+        present = {e["engine_id"]: e.get("refusal") or {} for e in self.engines if e.get("state") != "lost"}
+        refused = {
+            name: refusal["error"]
+            for name, refusal in present.items()
+            if refusal.get("version") == version
+            and refusal.get("standing", True)
+            and refusal.get("attempts", 1) >= ATTEMPTS
+        }
+        return refused if refused.keys() == present.keys() else {}
 
 
 class ControlClient:
@@ -40,12 +58,17 @@ class ControlClient:
         await self._http.call("PUT", f"/v1/policies/{policy}/desired", body={"version": version, "path": str(path)})
 
 
-async def _wait(control: str, token: str, policy: str, version: str, timeout: float, poll: float) -> None:
+async def _wait(
+    control: str, token: str, policy: str, version: str, timeout: float, checkpoint: Path | None, poll: float
+) -> None:
     seen = "control did not answer"
     try:
         async with asyncio.timeout(timeout), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             client = ControlClient(JsonClient(session, "control", control, token))
             while True:
+                standing = rollout.read(checkpoint) if checkpoint else None
+                if standing is not None and standing.state in (RolloutState.REJECTED, RolloutState.RETIRED):
+                    raise TakenBack(f"{version} was taken back: {standing.reason}")
                 try:
                     view = await client.view(policy)
                 except Away as away:
@@ -59,18 +82,29 @@ async def _wait(control: str, token: str, policy: str, version: str, timeout: fl
                         for e in view.engines
                         if e.get("version") != version or e.get("state") != "ready"
                     ]
-                    seen = f"desired is {view.desired}; {', '.join(behind) or 'no engine is behind'}"
+                    where = ", ".join(behind) or ("no engine is behind" if view.engines else "no engine is registered")
+                    seen = f"desired is {view.desired}; {where}"
                 await asyncio.sleep(poll)
     except TimeoutError:
-        raise PromotionError(
+        raise NotConverged(
             f"policy {policy} does not serve {version} everywhere after {timeout:g} s: {seen}; "
             "see the reconciler's and the engines' logs"
         ) from None
 
 
-def wait_converged(*, control: str, token: str, policy: str, version: str, timeout: float, poll: float = 0.2) -> None:
+def wait_converged(
+    *,
+    control: str,
+    token: str,
+    policy: str,
+    version: str,
+    timeout: float,
+    checkpoint: Path | None = None,
+    poll: float = 0.2,
+) -> None:
     """Returns when control desires `version` and every engine in service reports it.
 
-    `timeout` and `poll` in seconds; raises `PromotionError` naming the engines that are behind.
+    `timeout` and `poll` in seconds. Raises `NotConverged` naming the engines that are behind; with the version's
+    folder `checkpoint`, `TakenBack` as soon as its record says so.
     """
-    asyncio.run(_wait(control, token, policy, version, timeout, poll))
+    asyncio.run(_wait(control, token, policy, version, timeout, checkpoint, poll))

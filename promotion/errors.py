@@ -7,3 +7,11 @@ class PromotionError(RuntimeError):
 
 class PromotionRefused(PromotionError):
     """The version may not serve users; the reason is the message."""
+
+
+class NotConverged(PromotionError):
+    """The fleet does not serve a version everywhere in the time it was given: names who is behind."""
+
+
+class TakenBack(PromotionError):
+    """A version was taken back before the fleet had converged on it; the reason is the message."""

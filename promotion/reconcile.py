@@ -4,6 +4,7 @@ Once a second, for each policy: read the alias from MLflow and the desired versi
 and the alias's version may serve (`promotion.rules`), verify its files and make it desired; where it may not, put the
 alias back on what the fleet is meant to serve, and write on the refused version why. So a person who moves the
 alias in the MLflow UI promotes, and moving it back rolls back. Where they agree, the versions' rollout states follow.
+A version that every engine refuses is rolled back the same way: its record says why, and it may serve no more.
 
 It keeps nothing that it could not find again: killed at any point, the next tick goes on. MLflow or control away is
 waited out, and said once. Nothing here imports MLflow.
@@ -81,11 +82,26 @@ class Reconciler:
         if wanted.checkpoint_id != view.desired:
             await self._control.put_desired(policy, wanted.checkpoint_id, checkpoint / EXPORT)
             return self._say(policy, f"rolling out {wanted.checkpoint_id} in place of {view.desired}: {granted.reason}")
-        if view.converged:
-            rollout.move(checkpoint, RolloutState.SERVING, reason="the whole fleet reports it", now=self._clock())
-            self._say(policy, f"{wanted.checkpoint_id} serves everywhere")
+        if not view.converged:
+            return await self._watch(policy, wanted, checkpoint, view)
+        rollout.move(checkpoint, RolloutState.SERVING, reason="the whole fleet reports it", now=self._clock())
+        self._say(policy, f"{wanted.checkpoint_id} serves everywhere")
         self._settled[policy] = key
         return None
+
+    async def _watch(self, policy: str, wanted: ModelVersion, checkpoint: Path, view: FleetView) -> None:
+        """A rollout at work: taken back where all engines refuse the version, so that nobody waits for it."""
+        standing = rollout.read(checkpoint)
+        if standing is None or standing.state is not RolloutState.ROLLING:
+            return
+        refused = view.refusals(checkpoint.name)
+        if not refused:
+            return
+        if TAG_OVERRIDE in wanted.tags:  # a person's reason lets it try once, not for ever
+            await self._registry.untag(policy, wanted.number, TAG_OVERRIDE)
+        why = "; ".join(f"engine {name} refused it: {error}" for name, error in sorted(refused.items()))
+        taken_back = rollout.take_back(checkpoint, why, self._clock())
+        await self._refuse(policy, wanted, view, f"it was {taken_back.reason}")
 
     def _judge(self, checkpoint: Path, override: str | None) -> Permission:
         """The rule, and the files' digests: read whole once per process and manifest."""
@@ -133,11 +149,12 @@ class Reconciler:
         self._say(policy, f"version {refused.number} may not serve: {why}; {back}")
 
     async def _last_good(self, policy: str, refused: ModelVersion, view: FleetView) -> ModelVersion | None:
-        """The version in service by the records, else the one that control desires, else the last that served."""
+        """What serves, by the records, else by control's word, else by the engines'; or the last that did."""
         records = sorted(rollout.read_all(self._checkpoints / policy).values(), key=lambda r: -r.updated_at)
         serving = [r.checkpoint_id for r in records if r.state in _IN_SERVICE]
         retired = [r.checkpoint_id for r in records if r.state is RolloutState.RETIRED]
-        for checkpoint_id in (*serving, *([view.desired] if view.desired else []), *retired):
+        reported = [e["version"] for e in view.engines if e.get("version")]
+        for checkpoint_id in (*serving, *([view.desired] if view.desired else []), *reported, *retired):
             found = await self._registry.find(policy, checkpoint_id)
             if found is not None and found.number != refused.number and checkpoint_id != refused.checkpoint_id:
                 return found

@@ -43,6 +43,20 @@ def _locked(policy_folder: Path) -> Iterator[None]:
         yield
 
 
+def take_back(checkpoint: Path, why: str, now: float) -> Rollout:
+    """Ends a rollout that came to nothing, and returns what stands then: one that serves by now serves on.
+
+    The record is what counts: the reconciler puts the alias back on the version before.
+    """
+    try:
+        return move(checkpoint, RolloutState.REJECTED, reason=f"rolled back: {why}", now=now)
+    except ContractError:
+        standing = read(checkpoint)
+        if standing is None:
+            raise
+        return standing
+
+
 def move(checkpoint: Path, to: RolloutState, *, reason: str, now: float, overridden_by: str | None = None) -> Rollout:
     """Moves a checkpoint to a state, and returns what stands then; raises `ContractError` where the table forbids it.
 

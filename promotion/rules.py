@@ -39,6 +39,8 @@ def permission(
         refusal = "it was never evaluated"
     elif (verdict.policy, verdict.challenger) != (manifest.policy, manifest.checkpoint_id):
         refusal = f"its verdict is about {verdict.policy}/{verdict.challenger}"
+    elif verdict.decision is Decision.PROMOTE and standing is not None and standing.state is RolloutState.REJECTED:
+        refusal = f"it was {standing.reason}"
     elif verdict.decision is Decision.PROMOTE:
         return Permission(True, "; ".join(verdict.reasons))
     else:

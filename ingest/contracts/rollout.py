@@ -15,7 +15,7 @@ class RolloutState(StrEnum):
     HELD = "held"
     """Evaluated, undecided."""
     REJECTED = "rejected"
-    """Evaluated, and it never serves save by a person's recorded override."""
+    """Its gate failed, or the engines did not take it in: it never serves save by a person's recorded override."""
     ACCEPTED = "accepted"
     """It passed its gate (or was overridden): the alias `champion` may point at it."""
     ROLLING = "rolling"
@@ -31,8 +31,8 @@ TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
     S.REGISTERED: frozenset({S.HELD, S.REJECTED, S.ACCEPTED}),
     S.HELD: frozenset({S.ACCEPTED}),
     S.REJECTED: frozenset({S.ACCEPTED}),
-    S.ACCEPTED: frozenset({S.ROLLING}),
-    S.ROLLING: frozenset({S.SERVING, S.RETIRED}),
+    S.ACCEPTED: frozenset({S.ROLLING, S.REJECTED}),
+    S.ROLLING: frozenset({S.SERVING, S.RETIRED, S.REJECTED}),
     S.SERVING: frozenset({S.RETIRED}),
     S.RETIRED: frozenset({S.ROLLING}),
 }

@@ -40,7 +40,8 @@ def run(
         print_json(run_summary(done))
     else:
         print(f"{done.run_id}: {done.outcome or done.state}: {done.reason}")
-    good = done.state in (RunState.DONE, RunState.WAITING) and done.outcome != Outcome.TRAINING_STOPPED
+    bad = (Outcome.TRAINING_STOPPED, Outcome.ROLLED_BACK)
+    good = done.state in (RunState.DONE, RunState.WAITING) and done.outcome not in bad
     if not good:
         raise typer.Exit(1)
 

@@ -33,6 +33,12 @@ def test_a_failed_stage_is_tried_later_each_time() -> None:
     assert not_before([run(RunState.FAILED, attempts=3)], 30) == 1120
 
 
+def test_a_rollback_is_waited_after_as_a_failed_gate_is() -> None:
+    rolled_back = run(RunState.DONE, Outcome.ROLLED_BACK)
+    assert not_before([rolled_back, HELD], 30) == 1030
+    assert not_before([rolled_back, rolled_back, HELD], 30) == 1060
+
+
 def test_gates_that_fail_in_a_row_are_asked_ever_more_seldom() -> None:
     assert not_before([GATE, HELD, GATE], 30) == 1030
     assert not_before([GATE, run(RunState.ABANDONED), GATE, HELD], 30) == 1120

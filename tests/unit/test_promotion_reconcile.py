@@ -1,6 +1,7 @@
 """The reconciler against a registry and a control process in memory: every case, and a crash after every call."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ from tests.checkpoint_folders import make_checkpoint, make_verdict
 POLICY = "assistant"
 
 
+def engine(name: str, serves: str, refuses: str = "", why: str = "", attempts: int = 2, standing: bool = True) -> dict:
+    """An engine as control tells of it: what is at its default is left out."""
+    refusal = {"version": refuses, "error": why, "attempts": attempts} | ({} if standing else {"standing": False})
+    return {"engine_id": name, "state": "ready", "version": serves} | ({"refusal": refusal} if refuses else {})
+
+
 class World:
     """A registry and a control process that keep what they were told; `fail_at` counts calls down to one failure."""
 
@@ -29,6 +36,8 @@ class World:
         self.desired: str | None = None
         self.paths: list[Path] = []
         self.converged = True
+        self.refused: dict[str, str] = {}
+        self.engines: tuple[dict, ...] = ()
         self.fail_at: int | None = None
         self.fail_after = False
         self.now = 100.0
@@ -83,7 +92,8 @@ class World:
 
     async def view(self, policy: str) -> FleetView:
         self.call()
-        return FleetView(self.desired, self.converged, ())
+        engines = self.engines or tuple(engine(e, "base", "c1", why) for e, why in self.refused.items())
+        return FleetView(self.desired, self.converged, engines)
 
     async def put_desired(self, policy: str, version: str, path: Path) -> None:
         def effect() -> None:
@@ -202,6 +212,85 @@ async def test_no_alias_and_an_unknown_policy_change_nothing(world) -> None:
     world.alias, world.desired = "1", None
     await ticks(world)
     assert world.desired is None
+
+
+async def test_what_all_engines_refuse_is_rolled_back_and_marked(world) -> None:
+    await ticks(world)
+    world.alias = new = world.add("c1", Decision.PROMOTE)
+    world.converged = False
+    await ticks(world)
+    assert (world.alias, world.desired, world.state("c1")) == (new, "c1", "rolling"), "engines may take their time"
+    world.refused = {"e1": "shapes differ", "e2": "no such folder"}
+    await ticks(world, 1)
+    assert (world.alias, world.state("c1")) == ("1", "rejected")
+    world.converged = True
+    await ticks(world)
+    assert (world.desired, world.state("base")) == ("base", "serving")
+    said = "it was rolled back: engine e1 refused it: shapes differ; engine e2 refused it: no such folder"
+    assert world.models[new].tags[TAG_REFUSED] == said
+    assert world.models[new].description.count(said) == 1
+    world.alias = new
+    await ticks(world)
+    assert (world.alias, world.desired) == ("1", "base"), "its verdict counts no more"
+
+
+async def test_the_alias_goes_back_to_what_the_engines_serve(world) -> None:
+    """Records can be lost, and the last to retire need not be what serves."""
+    await ticks(world)
+    for checkpoint_id in ("c5", "c6"):
+        world.alias = world.add(checkpoint_id, Decision.PROMOTE)
+        await ticks(world)
+    world.alias = world.add("c1", Decision.PROMOTE)
+    world.converged, world.engines = False, (engine("e1", "c5", "c1", "no"),)
+    await ticks(world, 3)
+    assert world.models[world.alias].checkpoint_id == "c5"
+
+
+async def test_an_override_lets_a_refused_version_try_once_more(world) -> None:
+    await ticks(world)
+    world.alias = new = world.add("c1", Decision.PROMOTE)
+    world.converged, world.refused = False, {"e1": "the disk is full"}
+    await ticks(world)
+    world.models[new].tags[TAG_OVERRIDE] = "there is room now"
+    world.alias, world.refused = new, {}
+    await ticks(world)
+    assert (world.alias, world.desired, world.state("c1")) == (new, "c1", "rolling")
+    world.refused = {"e1": "the disk is full"}
+    await ticks(world)
+    assert (world.alias, world.desired) == ("1", "base")
+    assert TAG_OVERRIDE not in world.models[new].tags
+
+
+async def test_a_crash_while_a_refused_version_is_taken_back_is_made_good(tmp_path) -> None:
+    for at in range(12):
+        world = World(tmp_path / f"{at}")
+        world.alias = world.add("base", None, kind="base")
+        world.desired = "base"
+        await ticks(world)
+        world.alias = world.add("c1", Decision.PROMOTE)
+        world.converged, world.refused = False, {"e1": "no"}
+        world.fail_at = at
+        for _ in range(8):
+            with suppress(PromotionError):
+                await ticks(world, 1)
+        assert (world.alias, world.desired, world.state("c1")) == ("1", "base", "rejected")
+
+
+@pytest.mark.parametrize(
+    ("engines", "refused"),
+    [
+        ([engine("e1", "c1", "c2", "no"), engine("e2", "c1", "c2", "nor I")], {"e1": "no", "e2": "nor I"}),
+        ([engine("e1", "c1", "c2", "no"), engine("e2", "c1", "c2", "nor I", attempts=1)], {}),  # killed, perhaps
+        ([engine("e1", "c1", "c2", "no"), engine("e2", "c1", "c2", "nor I", standing=False)], {}),  # tries again
+        ([engine("e1", "c1", "c2", "no"), engine("e2", "c2")], {}),  # one took it in
+        ([engine("e1", "c1", "c9", "no")], {}),  # another version
+        ([engine("e1", "c1", "c2", "no"), engine("e2", "")], {}),  # one has not tried yet
+        ([engine("e1", "c1", "c2", "no"), engine("e2", "c1") | {"state": "lost"}], {"e1": "no"}),
+        ([], {}),
+    ],
+)
+def test_a_version_is_refused_when_every_engine_failed_at_it_twice(engines, refused) -> None:
+    assert FleetView("c2", False, tuple(engines)).refusals("c2") == refused
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -31,13 +31,16 @@ def bring(checkpoint: Path, state: RolloutState) -> None:
 
 
 @pytest.mark.parametrize(("decision", "state"), product([None, *Decision], [None, *S]))
-def test_without_an_override_only_a_promoting_verdict_or_past_service_lets_it_serve(tmp_path, decision, state) -> None:
+def test_without_an_override_only_a_verdict_that_stands_or_past_service_lets_it_serve(
+    tmp_path, decision, state
+) -> None:
     checkpoint = make_checkpoint(tmp_path, "c1")
     if decision is not None:
         make_verdict(checkpoint, decision)
     if state is not None:
         bring(checkpoint, state)
-    allowed = decision is Decision.PROMOTE or state in (S.ROLLING, S.SERVING, S.RETIRED)
+    stands = decision is Decision.PROMOTE and state is not S.REJECTED
+    allowed = stands or state in (S.ROLLING, S.SERVING, S.RETIRED)
     granted = may_serve(checkpoint, None)
     assert granted.allowed is allowed
     assert granted.override is None
@@ -81,6 +84,21 @@ def test_an_override_is_recorded_and_stays_on_the_record(tmp_path) -> None:
     standing = rollout.read(checkpoint)
     assert standing is not None
     assert (standing.state, standing.overridden_by) == (S.ROLLING, "ticket 7")
+
+
+@pytest.mark.parametrize("state", [state for state in S if state is not S.REGISTERED])
+def test_only_a_rollout_under_way_is_taken_back_and_then_its_verdict_counts_no_more(tmp_path, state) -> None:
+    checkpoint = make_checkpoint(tmp_path, "c1")
+    make_verdict(checkpoint, Decision.PROMOTE)
+    bring(checkpoint, state)
+    before = rollout.read(checkpoint)
+    after = rollout.take_back(checkpoint, "e1 refused it", now=9.0)
+    if state in (S.ACCEPTED, S.ROLLING):
+        assert (after.state, after.reason) == (S.REJECTED, "rolled back: e1 refused it")
+        assert may_serve(checkpoint, None).reason == "it was rolled back: e1 refused it"
+        assert may_serve(checkpoint, "the disk was full").allowed
+    else:
+        assert after == before
 
 
 @pytest.mark.parametrize(("state", "to"), product(S, S))

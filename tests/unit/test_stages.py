@@ -140,6 +140,14 @@ def test_the_first_run_starts_at_the_base(runs: Runs, tmp_path: Path) -> None:
     assert made.register(run) == {"model_version": {}}
 
 
+def test_a_champion_that_nobody_serves_fails_the_run_before_it_trains(runs: Runs, tmp_path: Path) -> None:
+    behind = StageFailed("NotConverged", "policy helper does not serve c7 everywhere after 60 s: desired is base")
+    made, workers, run = stages(runs, tmp_path, champion="c7", wait_converged=behind)
+    with pytest.raises(PipelineError, match="the champion c7 is not what the fleet serves: policy helper does not"):
+        made.lineage(run)
+    assert workers.called == ["champion", "wait_converged"]
+
+
 def test_the_challenger_is_loaded_before_it_is_sampled(runs: Runs, tmp_path: Path) -> None:
     fleet = Fleet()
     made, workers, run = stages(runs, tmp_path, fleet, evaluate={"decision": "promote"})
@@ -201,6 +209,50 @@ def test_promote_moves_the_alias_and_the_fleet_follows(runs: Runs, tmp_path: Pat
     assert workers.called == ["record_verdict", "champion", "promote"]
     rolled = made.roll_out(run, decided)
     assert rolled["swaps"] == [{"to_version": run.checkpoint_id}]
+
+
+def promoted(made: LocalStages, run: Run, *states: RolloutState) -> Path:
+    """The run's checkpoint, whose record went through `states`."""
+    checkpoint = make_checkpoint(made._home.checkpoints, run.checkpoint_id, policy="helper")
+    for state in (RolloutState.REGISTERED, RolloutState.ACCEPTED, *states):
+        rollout.move(checkpoint, state, reason="", now=1.0)
+    return checkpoint
+
+
+def test_a_fleet_that_does_not_follow_in_time_is_rolled_back(runs: Runs, tmp_path: Path) -> None:
+    behind = StageFailed("NotConverged", "e1 ready on base (shapes differ)")
+    made, _, run = stages(runs, tmp_path, Fleet(), wait_converged=behind)
+    checkpoint = promoted(made, run, RolloutState.ROLLING)
+    with pytest.raises(Ended, match=r"was rolled back: e1 ready on base \(shapes differ\)") as ended:
+        made.roll_out(run, {"since": 1.0, "promoted_at": 2.0})
+    assert ended.value.outcome == Outcome.ROLLED_BACK
+    standing = rollout.read(checkpoint)
+    assert standing is not None
+    assert standing.state is RolloutState.REJECTED
+
+
+def test_a_fleet_that_followed_at_the_last_moment_is_left_alone(runs: Runs, tmp_path: Path) -> None:
+    made, _, run = stages(runs, tmp_path, Fleet(), wait_converged=StageFailed("NotConverged", "e1 is behind"))
+    promoted(made, run, RolloutState.ROLLING, RolloutState.SERVING)
+    assert made.roll_out(run, {"since": 1.0, "promoted_at": 2.0})["swaps"]
+
+
+def test_what_the_reconciler_took_back_ends_the_run_with_its_reason(runs: Runs, tmp_path: Path) -> None:
+    made, workers, run = stages(runs, tmp_path, Fleet(), wait_converged=StageFailed("TakenBack", "engines refused it"))
+    with pytest.raises(Ended, match="engines refused it") as ended:
+        made.roll_out(run, {"since": 1.0, "promoted_at": 2.0})
+    assert ended.value.outcome == Outcome.ROLLED_BACK
+    promoted(made, run, RolloutState.ROLLING, RolloutState.REJECTED)
+    with pytest.raises(Ended, match="was") as ended:  # killed between the alias and the record: done again
+        made.decide(run, {"decision": "promote", "reasons": [], "champion": "base", "created_at": 1.0})
+    assert ended.value.outcome == Outcome.ROLLED_BACK
+    assert "promote" not in workers.called
+
+
+def test_trouble_on_the_way_is_no_rollback(runs: Runs, tmp_path: Path) -> None:
+    made, _, run = stages(runs, tmp_path, Fleet(), wait_converged=StageFailed("WorkerDied", "out of memory"))
+    with pytest.raises(StageFailed, match="out of memory"):
+        made.roll_out(run, {"since": 1.0, "promoted_at": 2.0})
 
 
 def test_a_champion_that_a_person_chose_meanwhile_is_not_replaced(runs: Runs, tmp_path: Path) -> None:
