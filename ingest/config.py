@@ -36,7 +36,7 @@ class LogSettings(BaseModel):
     max_record_bytes: int = Field(
         default=8 << 20,
         gt=0,
-        description="Kafka: a larger event is set aside in `refused/` beside its spool, not shipped.",
+        description="Kafka: the largest record, of a topic that is created too; a larger event travels in several.",
     )
     lost_after_seconds: float = Field(
         default=3600.0,

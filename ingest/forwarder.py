@@ -6,8 +6,9 @@ A pass: adopt dead spools, then for each spool ship its segments in order, note 
 and publish its watermark. Killed between the acknowledgement and the note, it ships again: whoever lands tells
 duplicates by (spool id, sequence). A broker that is down costs disk, never an event: the producer retries for ever.
 
-An event that no broker takes goes to `refused/` beside its spool and the rest goes on without it. Order within a
-spool is the idempotent producer's; should a batch be lost all the same, `previous` in the headers shows the hole.
+An event above the topic's record limit is sent in parts, so that every event arrives whatever its size (decision 8).
+Order within a spool is the idempotent producer's; should a batch be lost all the same, `previous` in the headers shows
+the hole.
 """
 
 import argparse
@@ -20,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, RecordListTooLargeError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from ingest.config import LogSettings
-from ingest.contracts.files import write_atomically
 from ingest.kafka_topic import (
     RESERVE,
     EventPlace,
@@ -33,6 +33,7 @@ from ingest.kafka_topic import (
     ensure_topic,
     event_headers,
     partition_of,
+    split,
     watermark_headers,
 )
 from ingest.log import LogError
@@ -45,7 +46,6 @@ _IN_FLIGHT = 5000
 _FOR_EVER_MS = 2**31 - 1
 _WATERMARK_SECONDS = 1.0
 """A watermark is published only when it has moved by this much."""
-_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
 class Stopped(Exception):
@@ -72,7 +72,9 @@ class Forwarder:
                     self.once()
             except Stopped:
                 logger.info("stopped while waiting for the broker")
-            except KafkaError as error:  # this producer is done for: a new one sends the segment again
+            except (
+                KafkaError
+            ) as error:  # this producer is done for: a new one asks for the topic's limit and sends again
                 logger.error("connecting anew: %s", type(error).__name__)
                 self._stop.wait(every)
             finally:
@@ -96,10 +98,6 @@ class Forwarder:
         if self._producer is not None:
             self._producer.close(timeout=1)
             self._producer = None
-
-    def _reconnect(self) -> None:
-        self.close()
-        self.connect()
 
     def once(self) -> int:
         """One pass over all spools; returns how many segments were shipped."""
@@ -134,44 +132,20 @@ class Forwarder:
             del self._published[folder.spool_id]
 
     def _ship_segment(self, folder: SpoolFolder, segment: SealedSegment) -> int:
-        """The last sequence of the spool that stands on the topic, when all of the segment does (or is refused)."""
-        try:
-            return self._send_segment(folder, segment, _IN_FLIGHT)
-        except _TOO_LARGE:
-            # One refusal ends an idempotent producer and fails all that was in flight, so nothing says which event it
-            # was. The topic's limit may have been lowered: ask again, then send one at a time.
-            self._reconnect()
-            return self._send_segment(folder, segment, 0)
-
-    def _send_segment(self, folder: SpoolFolder, segment: SealedSegment, in_flight: int) -> int:
-        """Sends what was not shipped, at most `in_flight` records ahead of their acknowledgement.
-
-        Raises what Kafka says; alone (`in_flight` 0), an event that is too large is refused instead.
-        """
+        """Sends what was not shipped; the last sequence, when the topic has all of it. Raises `KafkaError`."""
         previous = folder.shipped()
         waiting: deque[Any] = deque()
         for sequence, payload in read_segment(segment.path, previous):
-            if len(payload) > self._topic.max_record_bytes:
-                self._refuse(folder, sequence, payload)
-                continue
-            try:
-                waiting.append(self._send(folder.spool_id, payload, event_headers(EventPlace(sequence, previous))))
-                while len(waiting) > in_flight:
-                    self._await(waiting.popleft())
-            except _TOO_LARGE:
-                if in_flight:
-                    raise
-                self._refuse(folder, sequence, payload)
-                self._reconnect()
-                continue
+            parts = split(payload, self._topic.max_record_bytes)
+            for part, value in enumerate(parts):
+                place = EventPlace(sequence, previous, part, len(parts))
+                waiting.append(self._send(folder.spool_id, value, event_headers(place)))
+            while len(waiting) > _IN_FLIGHT:
+                self._await(waiting.popleft())
             previous = sequence
         while waiting:
             self._await(waiting.popleft())
         return previous
-
-    def _refuse(self, folder: SpoolFolder, sequence: int, payload: bytes) -> None:
-        logger.error("event %s/%d of %d bytes is too large for the topic", folder.spool_id, sequence, len(payload))
-        write_atomically(folder.path / "refused" / f"{sequence:016d}.event", payload)
 
     # -- the producer
 

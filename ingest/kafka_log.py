@@ -1,12 +1,14 @@
 """The log on Kafka: a pass from the saved offsets to where the topic ended when the pass began.
 
 Offsets only bound what is read again; which events are new is decided by (spool id, sequence). A topic may differ from
-the spools in three ways: the same event twice (a forwarder was killed before it noted the acknowledgement), an event
-before its predecessor (one batch failed, the next did not), and less than the whole (retention).
+the spools in four ways: the same event twice (a forwarder was killed before it noted the acknowledgement), an event
+before its predecessor (one batch failed, the next did not), an event in several records, and less than the whole
+(retention).
 
 - at or below what was seen of its spool: dropped;
 - its predecessor was not seen: not given, and its partition's saved offset stays here until a later pass finds the hole
   filled; the spool's watermark waits as well;
+- a part of an event: waits for the others, and the saved offset stays at the first of them;
 - the first of its spool in a partition whose head retention removed: given, for nothing older is left.
 
 Progress (offsets, watermarks) is a file beside the lake, saved once a batch is safe. Without it all is read again.
@@ -51,6 +53,10 @@ class Chain:
         self.waiting: set[str] = set()
         """Spools of which something is still to come."""
 
+    def seen(self, spool_id: str) -> int:
+        """The last sequence of the spool that was given, in this pass or before."""
+        return self._seen[spool_id] if spool_id in self._seen else self._after(spool_id)
+
     def take(self, spool_id: str, place: EventPlace, headless: bool) -> bool | None:
         """True: new; False: seen before; None: it came too early. `headless`: the partition's head is gone."""
         first = spool_id not in self._seen
@@ -63,6 +69,42 @@ class Chain:
         self.waiting.discard(spool_id)
         self._seen[spool_id] = place.sequence
         return True
+
+
+class _Unfinished(msgspec.Struct):
+    """An event of which parts are missing: where its first one stands, and those that came."""
+
+    partition: int
+    offset: int
+    values: dict[int, bytes] = {}
+
+
+class Parts:
+    """Events that come in parts, as far as they have come, in whatever order: pure."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, dict[tuple[int, int], _Unfinished]] = {}
+
+    def join(self, spool_id: str, place: EventPlace, message: Any) -> tuple[bytes, int] | None:
+        """The whole event and the offset where it began, once no part is missing."""
+        found = self._open.setdefault(spool_id, {})
+        event = found.setdefault((place.sequence, place.parts), _Unfinished(message.partition, message.offset))
+        event.values[place.part] = message.value
+        if len(event.values) < place.parts:
+            return None
+        del found[place.sequence, place.parts]
+        return b"".join(event.values[part] for part in range(place.parts)), event.offset
+
+    def forget(self, spool_id: str, upto: int) -> None:
+        """Nothing of the spool up to this sequence is still to be given."""
+        left = {key: event for key, event in self._open.pop(spool_id, {}).items() if key[0] > upto}
+        if left:
+            self._open[spool_id] = left
+
+    def needed(self, partition: int) -> list[int]:
+        """The offsets of the partition where unfinished events begin."""
+        events = (event for found in self._open.values() for event in found.values())
+        return [event.offset for event in events if event.partition == partition]
 
 
 class KafkaLog:
@@ -90,7 +132,7 @@ class KafkaLog:
         except KafkaError as error:
             raise LogError(f"no Kafka broker answers at {self._settings.bootstrap}: {error}") from error
         try:
-            yield from self._read(consumer, Chain(after))
+            yield from self._read(consumer, Chain(after), Parts())
         except KafkaError as error:
             raise LogError(f"topic {self._settings.topic} cannot be read: {error}") from error
         finally:
@@ -103,7 +145,7 @@ class KafkaLog:
         living = [at for at, closed in marks if not closed and at > newest - self._settings.lost_after_seconds]
         return min(living, default=newest)
 
-    def _read(self, consumer: KafkaConsumer, chain: Chain) -> Iterator[list[Record]]:
+    def _read(self, consumer: KafkaConsumer, chain: Chain, parts: Parts) -> Iterator[list[Record]]:
         ends, headless = self._seek(consumer)
         held: dict[int, int] = {}
         silent = 0
@@ -116,19 +158,19 @@ class KafkaLog:
                 raise LogError(f"topic {self._settings.topic} gives no records before its end: is its broker up?")
             for partition, messages in polled.items():
                 for message in messages:
-                    record = self._take(message, chain, partition.partition in headless, held)
+                    record = self._take(message, chain, parts, partition.partition in headless, held)
                     if record is not None:
                         batch.append(record)
                         size += len(record.payload)
             if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
-                self._save(consumer, ends, held)
+                self._save(consumer, ends, held, parts)
         if batch:
             yield batch
         if chain.waiting:
             logger.warning("%d spools on topic %s wait for an earlier record", len(chain.waiting), self._settings.topic)
-        self._save(consumer, ends, held)
+        self._save(consumer, ends, held, parts)
 
     def _seek(self, consumer: KafkaConsumer) -> tuple[dict[TopicPartition, int], set[int]]:
         """Where each partition ends now, and the partitions whose next records retention has removed."""
@@ -149,7 +191,7 @@ class KafkaLog:
             consumer.seek(partition, max(saved, begins[partition]))
         return ends, headless
 
-    def _take(self, message: Any, chain: Chain, headless: bool, held: dict[int, int]) -> Record | None:
+    def _take(self, message: Any, chain: Chain, parts: Parts, headless: bool, held: dict[int, int]) -> Record | None:
         place = parse_headers(message.headers)
         if place is None or message.key is None:
             logger.warning(
@@ -161,15 +203,26 @@ class KafkaLog:
             if spool_id not in chain.waiting:
                 self._progress.watermarks[spool_id] = (place.at, place.closed)
             return None
+        value, offset = message.value, message.offset
+        if place.parts > 1 and place.sequence > chain.seen(spool_id):
+            whole = parts.join(spool_id, place, message)
+            if whole is None:
+                return None
+            value, offset = whole
         verdict = chain.take(spool_id, place, headless)
         if verdict is None:
-            held.setdefault(message.partition, message.offset)
-        return Record(spool_id, place.sequence, message.value) if verdict else None
+            held[message.partition] = min(offset, held.get(message.partition, offset))
+        if not verdict:
+            return None
+        parts.forget(spool_id, place.sequence)
+        return Record(spool_id, place.sequence, value)
 
-    def _save(self, consumer: KafkaConsumer, ends: dict[TopicPartition, int], held: dict[int, int]) -> None:
+    def _save(
+        self, consumer: KafkaConsumer, ends: dict[TopicPartition, int], held: dict[int, int], parts: Parts
+    ) -> None:
         for partition in ends:
-            number = partition.partition
-            self._progress.offsets[number] = held.get(number, consumer.position(partition))
+            number, position = partition.partition, consumer.position(partition)
+            self._progress.offsets[number] = min(held.get(number, position), *parts.needed(number), position)
         newest = max((at for at, closed in self._progress.watermarks.values() if closed), default=0.0)
         for spool_id, (at, closed) in list(self._progress.watermarks.items()):
             if closed and at < newest:

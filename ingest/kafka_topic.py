@@ -3,7 +3,8 @@
 A spool has one partition, chosen by its id, so its records keep their order. Key: the spool id. Headers:
 
 - an event: `sequence`, and `previous`, the sequence shipped before it: a reader that has not seen that one knows that
-  something is still to come and waits. The value is the event's bytes.
+  something is still to come and waits. The value is the event's bytes. An event above the topic's limit travels in
+  several records, which also say `part` (from 0) of `parts`; its bytes are theirs, joined in that order.
 - a watermark: `watermark`, Unix seconds: what the spool received up to then stands before this record; and `closed`,
   `1` where nothing will follow. No value.
 """
@@ -25,17 +26,19 @@ RESERVE = 16 << 10
 
 
 class TopicInfo(NamedTuple):
-    """What a producer must know of a topic that exists."""
+    """What a producer must know of a topic that exists. `max_record_bytes`: the largest value that it takes."""
 
     partitions: int
     max_record_bytes: int
 
 
 class EventPlace(NamedTuple):
-    """Where an event belongs: its sequence, and the one shipped before it."""
+    """Where an event belongs: its sequence, and the one shipped before it; and which part of it a record is."""
 
     sequence: int
     previous: int
+    part: int = 0
+    parts: int = 1
 
 
 class Watermark(NamedTuple):
@@ -50,9 +53,16 @@ def partition_of(spool_id: str, partitions: int) -> int:
     return zlib.crc32(spool_id.encode()) % partitions
 
 
+def split(payload: bytes, limit: int) -> list[bytes]:
+    """Parts of at most `limit` bytes. Their number alone says where they are cut: whoever cuts gets the same ones."""
+    size = -(-len(payload) // max(1, -(-len(payload) // limit)))
+    return [payload[at : at + size] for at in range(0, len(payload), size)]
+
+
 def event_headers(place: EventPlace) -> Headers:
     """Headers of an event's record."""
-    return [("sequence", str(place.sequence).encode()), ("previous", str(place.previous).encode())]
+    names = ("sequence", "previous") if place.parts == 1 else place._fields
+    return [(name, str(getattr(place, name)).encode()) for name in names]
 
 
 def watermark_headers(mark: Watermark) -> Headers:
@@ -66,7 +76,9 @@ def parse_headers(headers: Headers) -> EventPlace | Watermark | None:
     try:
         if "watermark" in found:
             return Watermark(float(found["watermark"]), found["closed"] == b"1")
-        return EventPlace(int(found["sequence"]), int(found["previous"]))
+        return EventPlace(
+            int(found["sequence"]), int(found["previous"]), int(found.get("part", 0)), int(found.get("parts", 1))
+        )
     except (KeyError, ValueError):
         return None
 

@@ -8,7 +8,6 @@ Each process that writes has a folder of its own, `<root>/<spool id>/`, new at e
     watermark                Unix seconds: what was appended up to then is in sealed segments
     closed                   nothing will ever be added: closed in order, or adopted after a crash
     shipped                  the last sequence that a broker acknowledged (forwarder)
-    refused/                 events that no broker takes, one file each (forwarder)
     *.damaged                segments that SQLite cannot read, set aside for a person
 
 - `segment`: one SQLite file: create, write, seal, read

@@ -34,6 +34,10 @@ def status(config: Config) -> dict:
             fleet = Control(found.control, keys.control_token, timeout=3).fleet()
         except PipelineError as error:
             problems.append(str(error))
+    if damaged := sum(1 for _ in home.spool.glob("*/*.db.damaged")):
+        problems.append(
+            f"damaged segments set aside below {home.spool}, so that the log lacks what is in them: {damaged}"
+        )
     desired = {policy["name"]: policy["desired"]["version"] for policy in fleet["policies"]}
     runs = Runs(home.database) if home.database.exists() else None
     looks = next_looks(home.database)

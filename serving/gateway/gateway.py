@@ -18,14 +18,15 @@ from serving.config import GatewaySettings
 from serving.fleet.health import Suspicion
 from serving.fleet.routing import choose
 from serving.gateway.auth import Limits, authenticate
+from serving.gateway.dialects.base import Ask
 from serving.gateway.engine_client import EngineClient
-from serving.gateway.errors import CaptureFailed, NotFound, Unavailable, VersionUnavailable
+from serving.gateway.errors import CaptureFailed, NotFound, TooLarge, Unavailable, VersionUnavailable
 from serving.gateway.exchange import Exchange
 from serving.gateway.metrics import Metrics
 from serving.gateway.snapshot import Follower
 
-SPOOL_MARGIN = 1 << 20
-"""Bytes a spool must have left for a request to be begun, beside its own."""
+SAMPLE_BYTES = 1 << 20
+"""What one sample's tokens and text are taken to need on the spool, beside the request that is kept with them."""
 
 
 class Gateway:
@@ -85,9 +86,17 @@ class Gateway:
             raise NotFound("No policy has this model name: `GET /v1/models` lists those that exist.", param="model")
         return policy
 
-    def check_room(self, policy: Policy, size: int) -> None:
-        """Refuses a turn that could not be recorded, before anything is generated. Raises `CaptureFailed`."""
-        if policy.capture == "required" and self.spool.room < size + SPOOL_MARGIN:
+    def check_room(self, policy: Policy, ask: Ask) -> None:
+        """Refuses what could not be recorded, before anything is generated; each sample keeps the request.
+
+        Raises `TooLarge` where it never could be, `CaptureFailed` where there is no room now.
+        """
+        if policy.capture != "required":
+            return
+        size = ask.samples * (len(ask.recorded.encode()) + SAMPLE_BYTES)
+        if size > self.settings.spool_bytes:
+            raise TooLarge("The request, kept with each of its samples, is more than can be recorded: ask for fewer.")
+        if size > self.spool.room:
             raise CaptureFailed("The spool is full: answers cannot be recorded, and are not given, until it has room.")
 
     def subject(self, user: str | None) -> str:

@@ -54,7 +54,7 @@ async def read(gateway: Gateway, exchange: Exchange, dialect: Dialect, key: Key,
         body, admin=Role.ADMIN in key.roles, max_samples=settings.max_samples, media_domains=settings.media_domains
     )
     policy = gateway.policy(ask.model)
-    gateway.check_room(policy, len(body))
+    gateway.check_room(policy, ask)
     if ask.dropped:
         gateway.metrics.dropped(dialect.name, ask.dropped)
     return begin(gateway, exchange, dialect, key, turn_id, ask, policy)

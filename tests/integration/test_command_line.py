@@ -75,12 +75,21 @@ def test_status_as_json_of_a_stack_that_is_down(folder: Path) -> None:
     runs.move(run.run_id, RunState.DONE, "the interval holds 0", Outcome.HELD)
     found = json.loads(everloop(folder, "status", "--json").stdout)
     assert found["running"] is False
+    assert found["problems"] == []
     assert {"engines", "versions", "spool_bytes", "policies", "processes"} <= set(found)
     assert found["policies"]["helper"]["last_run"]["outcome"] == "held"
     assert found["policies"]["helper"]["next_run"] is None
     (listed,) = json.loads(everloop(folder, "runs", "--json").stdout)
     assert (listed["run_id"], listed["reason"]) == (run.run_id, "the interval holds 0")
     assert "land" in everloop(folder, "runs", run.run_id).stdout
+
+
+def test_status_counts_segments_that_were_set_aside(folder: Path) -> None:
+    spool = Home.at(folder / "here").spool / ("a" * 32)
+    spool.mkdir(parents=True)
+    (spool / f"{1:016d}-{2:016d}.db.damaged").touch()
+    (problem,) = json.loads(everloop(folder, "status", "--json").stdout)["problems"]
+    assert problem.endswith(": 1")
 
 
 def test_config_check_and_reference(folder: Path) -> None:

@@ -110,7 +110,12 @@ def test_a_full_spool_refuses_before_anything_is_generated(tmp_path: Path) -> No
     """The bound is on the spools below one root, so a large file in another spool's folder fills it."""
     with running(tmp_path, settings={"spool_bytes": 4 << 20}) as stack:
         client = openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.key(), max_retries=0, timeout=60)
+        engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
         client.chat.completions.create(model="policy", messages=HI)
+        with pytest.raises(openai.APIStatusError) as never:
+            client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x" * (1 << 20)}], n=3)
+        assert (never.value.status_code, never.value.body["code"]) == (413, "request_too_large")
+        assert len(httpx.get(f"{engine}/stand-in").json()["requests"]) == 1
         ballast = tmp_path / "spool" / ("f" * 32)
         ballast.mkdir()
         (ballast / "0000000000000001-0000000000000002.db").write_bytes(bytes(5 << 20))

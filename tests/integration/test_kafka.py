@@ -1,5 +1,6 @@
-"""The log on a real Kafka broker: forwarded, killed, restarted, refused, and in the lake exactly once."""
+"""The log on a real Kafka broker: forwarded, killed, restarted, in parts, and in the lake exactly once."""
 
+import random
 import subprocess
 import sys
 import threading
@@ -161,33 +162,79 @@ def test_a_forwarder_stops_when_asked_with_no_broker_there(broker: Broker, tmp_p
     assert forwarder.wait(30) == 0
 
 
-@pytest.mark.parametrize("who", ["forwarder", "broker"])
-def test_one_refused_event_is_set_aside_and_the_rest_goes_on(broker: Broker, tmp_path: Path, who: str):
-    log, root, lake = settings(broker, max_record_bytes=100_000), tmp_path / "spool", tmp_path / "lake"
-    forwarder = Forwarder(root, log, threading.Event())
-    forwarder.connect()
-    large = 200_000
-    if who == "broker":  # somebody lowers the topic's limit behind the forwarder's back
-        large = 80_000
-        admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
-        admin.alter_configs(
-            [ConfigResource(ConfigResourceType.TOPIC, log.topic, configs={"max.message.bytes": "30000"})]
-        )
-        admin.close()
-    import random
+def limit(broker: Broker, topic: str, size: int) -> None:
+    """Somebody changes the topic's limit behind the forwarder's back."""
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(size)})])
+    admin.close()
 
-    text = "".join(chr(random.randrange(0x4E00, 0x9000)) for _ in range(large // 3))
-    spool = Spool.open(root)
+
+def noise(characters: int) -> str:
+    return "".join(chr(random.randrange(0x4E00, 0x9000)) for _ in range(characters))
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+def test_an_event_above_the_record_limit_arrives_like_any_other(broker: Broker, tmp_path: Path, lowered: bool):
+    log, root, lake = settings(broker, max_record_bytes=100_000), tmp_path / "spool", tmp_path / "lake"
+    stop = threading.Event()
+    forwarder = Forwarder(root, log, stop)
+    running = threading.Thread(target=forwarder.run, kwargs={"every": 0.1})
+    running.start()
+    until(lambda: forwarder._producer is not None)
+    if lowered:
+        limit(broker, log.topic, 40_000)
+    spool, text = Spool.open(root), noise(100_000)
     spool.append_sync([turn("before"), turn("large", request=text), turn("after")])
     spool.append_sync([turn(f"more-{i}") for i in range(50)])
     spool.close()
-    forwarder.once()
-    forwarder.close()
-    [refused] = (spool.folder.path / "refused").iterdir()
-    assert refused.name == f"{2:016d}.event"
-    assert not spool.folder.sealed()
+    until(lambda: not spool.folder.path.exists())
+    stop.set()
+    running.join()
     land(log=log, spool=root, lake=lake)
-    assert ids(lake) == sorted(["before", "after", *(f"more-{i}" for i in range(50))])
+    assert ids(lake) == sorted(["before", "after", "large", *(f"more-{i}" for i in range(50))])
+    rows = read(lake, TURNS).to_table(columns=["turn_id", "request"]).to_pylist()
+    assert [row["request"] for row in rows if row["turn_id"] == "large"] == [text]
+
+
+def test_an_event_of_the_largest_body_fits_the_default_settings(broker: Broker, tmp_path: Path):
+    log, root, lake = settings(broker), tmp_path / "spool", tmp_path / "lake"
+    spool, text = Spool.open(root), noise((16 << 20) // 3)
+    spool.append_sync([turn("large", request=text), turn("after")])
+    spool.close()
+    forward(root, log).close()
+    assert list(folders(root)) == []
+    land(log=log, spool=root, lake=lake)
+    assert ids(lake) == ["after", "large"]
+
+
+def test_a_pass_that_ends_within_an_event_goes_on_from_its_beginning(broker: Broker, tmp_path: Path):
+    log, root, lake = settings(broker, max_record_bytes=20_000), tmp_path / "spool", tmp_path / "lake"
+    spool = Spool.open(root)
+    spool.append_sync([turn("before"), turn("large", request=noise(100_000)), turn("after")])
+    spool.close()
+    first, second = Forwarder(root, log, threading.Event()), Forwarder(root, log, threading.Event())
+    first.connect()
+    send, sent = first._send, []
+
+    def send_five(spool_id, value, headers):
+        if len(sent) == 5:
+            raise KeyboardInterrupt
+        sent.append(headers)
+        return send(spool_id, value, headers)
+
+    first._send = send_five  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        first.once()
+    first._producer.flush()
+    first.close()
+    land(log=log, spool=root, lake=lake)
+    assert ids(lake) == ["before"]
+    second.connect()
+    second.once()
+    second.close()
+    land(log=log, spool=root, lake=lake)
+    assert ids(lake) == ["after", "before", "large"]
+    assert sum(land(log=log, spool=root, lake=lake).rows.values()) == 0
 
 
 def test_a_topic_that_would_lose_events_is_refused(broker: Broker, tmp_path: Path):
