@@ -39,7 +39,7 @@ class TapCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples: tuple[TapSample, ...] = ()
     sampling: dict[str, float | int | bool | str | None] = {}
     constrained: str | None = None
-    """What made the distribution differ from the model's own beyond `sampling`: `grammar`, `logit_bias`, …"""
+    """What made the distribution differ from the model's own, beyond `sampling` and the ids: `grammar`, `media`, …"""
 
 
 class TapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

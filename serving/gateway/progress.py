@@ -97,6 +97,7 @@ def begin(
         subject=subject,
         session=session_hash(gateway.secret, session) if session else None,
         conversation=Conversation(gateway.secret, key.key_id + subject, ask.messages),
+        prompts=ask.prompts,
         samples=ask.samples,
         arm=arm,
         trains=key.train and exchange.header(b"x-everloop-train") != "no",

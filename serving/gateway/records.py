@@ -31,7 +31,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None
     """The hash of the caller's own name for its session; None: the conversation names itself."""
     conversation: Conversation
+    prompts: int
     samples: int
+    """Of all prompts together."""
     arm: str
     trains: bool
     """Whether the key and the request let the turn be learned from."""
@@ -53,7 +55,7 @@ class Ending(msgspec.Struct, kw_only=True):
 
 def turns_of(caller: Caller, ending: Ending) -> list[Turn]:
     """One turn for each sample that was asked for, whatever became of it."""
-    recorded = dict(_samples(ending.record, caller.samples))
+    recorded = dict(_samples(ending.record, caller))
     nothing: tuple[TapCall | None, TapSample | None] = (None, None)
     return [
         _turn(caller, ending, index, *(recorded.get(index) or nothing), ending.replies.get(index))
@@ -66,13 +68,16 @@ def complete(turns: list[Turn]) -> bool:
     return all(turn.prompt_ids for turn in turns)
 
 
-def _samples(record: TapRecord | None, expected: int) -> Iterator[tuple[int, tuple[TapCall, TapSample]]]:
-    """Samples by the index that the caller sees: with several prompts, call i holds the samples from i·n."""
+def _samples(record: TapRecord | None, caller: Caller) -> Iterator[tuple[int, tuple[TapCall, TapSample]]]:
+    """Samples by the index that the caller sees: call i, for prompt i, holds the samples from i·n.
+
+    None where the engine made more calls than there are prompts, or fewer: which sample is whose is then not known.
+    """
     calls = record.calls if record is not None else ()
-    if len(calls) > 1:
-        calls = tuple(sorted(calls, key=lambda call: (len(call.request_id), call.request_id)))
-    each = expected // max(1, len(calls))
-    for place, call in enumerate(calls):
+    if len(calls) != caller.prompts:
+        return
+    each = caller.samples // caller.prompts
+    for place, call in enumerate(sorted(calls, key=lambda call: (len(call.request_id), call.request_id))):
         for sample in call.samples:
             yield place * each + sample.index, (call, sample)
 

@@ -49,16 +49,24 @@ CONSTRAINTS = {
 }
 """Sampling parameters that change the distribution in a way `sampling` does not tell, and the name of each."""
 
+PROMPTS = {"multimodal": "media", "embeds": "prompt_embeds", "enc_dec": "encoder"}
+"""vLLM's kinds of prompts that token ids alone do not give again, and the name of each."""
+
 
 def sampling_of(params: Any) -> dict[str, float | int | bool | str | None]:
     """The sampling parameters of an engine request that a trainer must know."""
     return {name: getattr(params, name) for name in SAMPLING}
 
 
-def constrained_by(params: Any, lora_request: Any = None) -> str | None:
-    """What made the distribution differ from the model's own beyond `sampling_of`, joined by `+`."""
+def constrained_by(prompt: Any, params: Any, lora_request: Any = None) -> str | None:
+    """What made the distribution differ from the model's own, beyond `sampling_of` and the ids, joined by `+`."""
     names = [name for field, name in CONSTRAINTS.items() if getattr(params, field, None)]
-    return "+".join([*names, *(["adapter"] if lora_request is not None else [])]) or None
+    if lora_request is not None:
+        names.append("adapter")
+    kind = prompt.get("type", "token") if isinstance(prompt, dict) else "token"
+    if kind != "token":
+        names.append(PROMPTS.get(kind, kind))
+    return "+".join(names) or None
 
 
 class Sample:
@@ -97,10 +105,10 @@ class Sample:
 class Call:
     """One request to the engine."""
 
-    def __init__(self, request_id: str, params: Any, lora_request: Any, logprobs_mode: str) -> None:
+    def __init__(self, request_id: str, sampling: dict[str, Any], constrained: str | None) -> None:
         self.request_id = request_id
-        self.sampling = {**sampling_of(params), "logprobs_mode": logprobs_mode}
-        self.constrained = constrained_by(params, lora_request)
+        self.sampling = sampling
+        self.constrained = constrained
         self.prompt_ids: list[int] = []
         self.samples: dict[int, Sample] = {}
         self.running = True
@@ -170,7 +178,11 @@ class Tap:
         if params.logprobs is None:
             params = copy.copy(params)
             params.logprobs = 0
-        call = Call(request_id, params, kwargs.get("lora_request"), self._logprobs_mode)
+        call = Call(
+            request_id,
+            {**sampling_of(params), "logprobs_mode": self._logprobs_mode},
+            constrained_by(prompt, params, kwargs.get("lora_request")),
+        )
         recording.calls.append(call)
         return self._record(recording, call, params, self._client.generate(prompt, params, request_id, *args, **kwargs))
 

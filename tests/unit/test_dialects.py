@@ -92,6 +92,7 @@ def test_a_callers_own_ids_are_dropped_whatever_its_role() -> None:
         {"messages": MESSAGES, "max_tokens": "many"},
         {"messages": MESSAGES, "max_tokens": -1},
         {"messages": MESSAGES, "user": {"a": 1}},
+        {"messages": MESSAGES, "use_beam_search": True},
         {"messages": [{"role": "user", "content": ["x"]}]},
         {"messages": [{"role": "user", "content": [{"image_url": {"url": "http://10.0.0.1/x"}}]}]},
         {"messages": [{"role": "user", "content": [{"image_url": "file:///etc/passwd"}]}]},

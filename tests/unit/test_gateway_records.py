@@ -14,7 +14,7 @@ ENGINE = Engine(engine_id="e", policy="p", url="", token="")
 KEY = Key(key_id="k", name="n", digest="d", roles=(Role.INFERENCE,), created_at=0.0)
 
 
-def caller(samples: int = 1) -> Caller:
+def caller(samples: int = 1, prompts: int = 1) -> Caller:
     return Caller(
         turn_id="chatcmpl-1",
         policy="p",
@@ -23,6 +23,7 @@ def caller(samples: int = 1) -> Caller:
         subject="",
         session=None,
         conversation=Conversation(b"s", "k", [{"role": "user", "content": "hi"}]),
+        prompts=prompts,
         samples=samples,
         arm="champion",
         trains=True,
@@ -49,11 +50,20 @@ def reply(finish: str = "stop") -> dict[int, Reply]:
 
 def test_samples_of_several_prompts_keep_the_callers_numbers() -> None:
     calls = [(f"cmpl-x-{i}", [sample(0, 10 * i), sample(1, 10 * i + 1)]) for i in (10, 2, 0, 1, 3, 4, 5, 6, 7, 8, 9)]
-    turns = turns_of(caller(22), Ending(engine=ENGINE, record=record(*calls)))
+    turns = turns_of(caller(22, 11), Ending(engine=ENGINE, record=record(*calls)))
     assert [unpack_ids(t.output_ids)[0] for t in turns] == [10 * i + j for i in range(11) for j in (0, 1)]
     assert [t.sample for t in turns] == list(range(22))
     assert complete(turns)
     assert versions_of(turns) == ["v"]
+
+
+@pytest.mark.parametrize(("prompts", "calls"), [(1, 2), (2, 1), (3, 2), (1, 6)])
+def test_a_record_of_other_calls_than_prompts_is_not_trusted(prompts: int, calls: int) -> None:
+    found = record(*((f"cmpl-x-{i}", [sample(0, i)]) for i in range(calls)))
+    turns = turns_of(caller(prompts * 2, prompts), Ending(engine=ENGINE, record=found))
+    assert len(turns) == prompts * 2
+    assert not complete(turns)
+    assert {(t.trainable, t.untrainable_reason, t.output_ids) for t in turns} == {(False, "unfinished: error", b"")}
 
 
 @pytest.mark.parametrize(

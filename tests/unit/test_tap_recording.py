@@ -76,7 +76,7 @@ class FakeClient:
         self.aborted.set()
 
 
-def app_of(shared: Shared, *, stream: bool, status: int = 200, sampling: Any = None) -> Any:
+def app_of(shared: Shared, *, stream: bool, status: int = 200, sampling: Any = None, prompt: Any = "p") -> Any:
     """An ASGI app that runs the engine once and answers with a body of its own."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -84,7 +84,7 @@ def app_of(shared: Shared, *, stream: bool, status: int = 200, sampling: Any = N
         headers = [(b"content-type", kind), *([] if stream else [(b"content-length", b"2")])]
         started = False
         if shared.tap is not None:
-            async for _ in shared.tap.generate("p", sampling or params(), "chatcmpl-1"):
+            async for _ in shared.tap.generate(prompt, sampling or params(), "chatcmpl-1"):
                 if stream and not started:
                     await send({"type": "http.response.start", "status": status, "headers": headers})
                     started = True
@@ -193,7 +193,7 @@ async def test_a_client_that_hangs_up_aborts_the_engine_and_the_record_is_kept()
 
 
 def test_samples_are_keyed_by_index_and_whole_outputs_replace() -> None:
-    call_ = Call("r", params(), None, "raw_logprobs")
+    call_ = Call("r", {}, None)
     call_.add(output((1, [5], None), (0, [6], None)), delta=True)
     call_.add(output((1, [7], "stop")), delta=True)
     assert [s.ids for _, s in sorted(call_.samples.items())] == [[6], [5, 7]]
@@ -203,17 +203,27 @@ def test_samples_are_keyed_by_index_and_whole_outputs_replace() -> None:
 
 
 def test_what_changes_the_distribution_is_named() -> None:
-    assert constrained_by(params()) is None
-    assert constrained_by(params(logit_bias={1: 2.0}, min_tokens=3)) == "logit_bias+min_tokens"
-    assert constrained_by(params(structured_outputs=object())) == "grammar"
-    assert constrained_by(params(), lora_request=object()) == "adapter"
+    assert constrained_by("p", params()) is None
+    assert constrained_by({"type": "token", "prompt_token_ids": [1]}, params()) is None
+    assert constrained_by("p", params(logit_bias={1: 2.0}, min_tokens=3)) == "logit_bias+min_tokens"
+    assert constrained_by("p", params(structured_outputs=object())) == "grammar"
+    assert constrained_by("p", params(), lora_request=object()) == "adapter"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("multimodal", "media"), ("embeds", "prompt_embeds"), ("new", "new")])
+async def test_a_prompt_that_its_ids_do_not_give_again_is_named(kind: str, name: str) -> None:
+    shared = shared_with(FakeClient([output((0, [1], "stop"))]))
+    prompt = {"type": kind, "prompt_token_ids": [7, 8]}
+    headers, body = await call(TapMiddleware(app_of(shared, stream=False, prompt=prompt), shared), OURS)
+    record = decode_tap(body[-int(headers[LENGTH_HEADER.encode()]) :])
+    assert [c.constrained for c in record.calls] == [name]
 
 
 async def test_the_store_is_bounded_and_forgets_the_oldest() -> None:
     records = Records(limit=2)
     for name in ("a", "b", "c"):
         recording = Recording("build")
-        call_ = Call(name, params(), None, "raw_logprobs")
+        call_ = Call(name, {}, None)
         call_.add(output((0, [1], "stop")), delta=True)
         recording.calls.append(call_)
         records.start(name, recording)

@@ -29,11 +29,11 @@ SAMPLING = frozenset(
 INTERNAL = frozenset(
     {
         *("priority", "kv_transfer_params", "ec_transfer_params", "cache_salt", "vllm_xargs"),
-        *("chat_template", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds", "use_beam_search"),
+        *("chat_template", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds"),
         *("allowed_token_ids", "prompt_logprobs", "logprob_token_ids", "truncate_prompt_tokens", "truncation_side"),
         *("return_token_ids", "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
         *("routed_experts_prompt_start", "mm_payload", "return_mm_kwargs", "repetition_detection", "watermarking"),
-        *("add_special_tokens", "length_penalty", "data_parallel_rank"),
+        *("add_special_tokens", "data_parallel_rank"),
     }
 )
 MINTED = frozenset({"request_id", "session_id"})
@@ -52,7 +52,9 @@ class Ask(msgspec.Struct, kw_only=True):
 
     model: str
     stream: bool
+    prompts: int
     samples: int
+    """Of all prompts together."""
     user: str | None
     messages: list[dict]
     forward: dict
@@ -91,7 +93,10 @@ class Dialect(ABC):
         forward, dropped = self._sort_fields(body, admin)
         model = expect(body, "model", str, "")
         stream = bool(expect(body, "stream", bool, False))
-        samples = expect(body, "n", int, 1) * self.prompts(body)
+        if expect(body, "use_beam_search", bool, False):
+            raise BadRequest("A beam search samples no turn that could be recorded.", param="use_beam_search")
+        prompts = self.prompts(body)
+        samples = expect(body, "n", int, 1) * prompts
         if samples < 1 or samples > max_samples:
             raise BadRequest(f"`n` (times prompts) must be between 1 and {max_samples}.", param="n")
         for name in self.limits:
@@ -104,6 +109,7 @@ class Dialect(ABC):
         return Ask(
             model=model,
             stream=stream,
+            prompts=prompts,
             samples=samples,
             user=user,
             messages=messages,
