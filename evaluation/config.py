@@ -66,14 +66,20 @@ class EvaluationSettings(BaseModel):
     )
     sampling: SamplingSettings = Field(default=SamplingSettings(), description="How answers are drawn.")
     alpha: float = Field(
-        default=0.10, gt=0, lt=0.5, description="Chance of a wrong promotion over all looks at one lineage."
+        default=0.10, gt=0, lt=0.5, description="Chance of a wrong promotion over all looks of the policy's life."
     )
     spending: Literal["series", "constant"] = Field(
         default="series",
-        description="`series`: look k may spend alpha/(k(k+1)), alpha over all looks; "
-        "`constant`: alpha/2 at each look, for when holds are few and power counts more.",
+        description="`series`: look k of the policy's life may spend alpha/(k(k+1)), alpha over all looks, so that "
+        "later looks need larger gains or more questions; `constant`: alpha/2 at each look, for when looks are few and "
+        "power counts more.",
     )
     max_holds: int = Field(default=3, ge=0, description="Holds in a row after which an undecided lineage is rejected.")
+    parts: int = Field(
+        default=2,
+        ge=1,
+        description="Parts that the suite is cut into; looks ask them in turn, so no question decides twice in a row.",
+    )
     min_questions: int = Field(default=8, ge=2, description="Fewest questions on which a verdict may rest.")
     against_champion: GuardBounds = Field(default=GuardBounds(), description="Guards against the champion.")
     against_anchor: GuardBounds = Field(

@@ -1,8 +1,8 @@
 """Guards: a challenger that scores better may still not have become worse in form.
 
 Each guard compares a mean over all answers with the champion's, and once more with a fixed anchor: the values of
-the first champion ever evaluated on this suite, by rule the base. So small losses, each within its bound against
-a champion, cannot add up over promotions. The anchor is a file per suite, written once.
+the first champion ever evaluated on these questions, by rule the base. So small losses, each within its bound against
+a champion, cannot add up over promotions. The anchor is a file per part of the suite, written once.
 """
 
 from collections.abc import Iterable, Mapping

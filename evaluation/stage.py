@@ -20,7 +20,7 @@ from evaluation.guards import Anchor, compare, load_anchor, measure, save_anchor
 from evaluation.report import Scored, render
 from evaluation.sampling import Answer, sample
 from evaluation.statistics import paired, spend
-from evaluation.suites import Question, Target, load_suite, load_target, suite_digest, value_of
+from evaluation.suites import Question, Target, load_suite, load_target, part_of, suite_digest, value_of
 from evaluation.verdict import decide
 from ingest.contracts.files import read_manifest, write_atomically, write_manifest
 from ingest.contracts.verdict import Guard, Verdict
@@ -40,11 +40,29 @@ class _Drawn(msgspec.Struct, frozen=True):
 
 
 def sample_champion(
-    *, settings: EvaluationSettings, policy: str, run_id: str, champion: str, gateway: str, key: str, output: Path
+    *,
+    settings: EvaluationSettings,
+    policy: str,
+    run_id: str,
+    champion: str,
+    gateway: str,
+    key: str,
+    look: int,
+    output: Path,
 ) -> None:
     """Draws the champion's answers for `evaluate`, once a run. Raises `EvaluationError` where they cannot be had."""
-    questions = load_suite(settings.suite)
+    questions = _questions(settings, look)
     _champion_answers(settings, questions, policy, run_id, champion, gateway, key, output)
+
+
+def _questions(settings: EvaluationSettings, look: int) -> tuple[Question, ...]:
+    questions = part_of(load_suite(settings.suite), look, settings.parts)
+    if len(questions) < settings.min_questions:
+        raise SuiteError(
+            f"a look at {settings.suite} asks {len(questions)} questions, min_questions is {settings.min_questions}: "
+            f"add questions, or cut it into fewer parts than {settings.parts}"
+        )
+    return questions
 
 
 def _champion_answers(
@@ -85,23 +103,23 @@ def evaluate(
     gateway: str,
     key: str,
     look: int,
+    holds: int,
     output: Path,
     anchors: Path | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Verdict:
     """The verdict on version `challenger` against version `champion`, sampled through `gateway` (its base URL).
 
-    `key` has the role `evaluation`; `look` counts looks at this lineage from 1; `anchors` is the folder of the
-    policy's guard anchors (default: beside `output`). Raises `EvaluationError` when no verdict can be reached.
+    `key` has the role `evaluation`; `look` counts the looks of the policy's life from 1; `holds` those before it that
+    held this challenger's lineage; `anchors` is the folder of the policy's guard anchors (default: beside `output`).
+    Raises `EvaluationError` when no verdict can be reached.
     """
     if (output / VERDICT).exists():
         verdict = read_manifest(output, Verdict, VERDICT)
         if (verdict.run_id, verdict.challenger, verdict.champion) == (run_id, challenger, champion):
             return verdict
         raise EvaluationError(f"{output} holds the verdict of run {verdict.run_id}: give each its own folder")
-    questions = load_suite(settings.suite)
-    if len(questions) < settings.min_questions:
-        raise SuiteError(f"{settings.suite} has {len(questions)} questions, min_questions is {settings.min_questions}")
+    questions = _questions(settings, look)
     target = load_target(settings.target) if settings.target else None
 
     def scored(answers: list[list[Answer]]) -> Scored:
@@ -123,7 +141,7 @@ def evaluate(
     guards = _guards(settings, questions, champion, old, new, anchor_folder)
     alpha = spend(settings.alpha, look, settings.spending)
     interval = paired(old.values, new.values, alpha) if old.values is not None and new.values is not None else None
-    decision, reasons = decide(interval, guards, look, settings.max_holds)
+    decision, reasons = decide(interval, guards, holds, settings.max_holds)
     verdict = Verdict(
         run_id=run_id,
         policy=policy,

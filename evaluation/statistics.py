@@ -59,7 +59,7 @@ def paired(champion: Values, challenger: Values, alpha: float) -> Paired:
 
 
 def spend(alpha: float, look: int, rule: Spending) -> float:
-    """The one-sided error that look number `look` (from 1) at a lineage may spend.
+    """The one-sided error that look number `look` (from 1) of a policy's life may spend.
 
     `series`: alpha/(k(k+1)); the sum over all looks is alpha, however many there will be. `constant`: alpha/2,
     what the first look of the series gets, each time: the whole is then bounded by the number of looks only.

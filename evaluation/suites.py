@@ -1,8 +1,8 @@
 """Suites: the questions that an evaluation asks, and the target that values an answer.
 
 A suite is a JSONL file, one question a line: {"id", "messages": [...]} or {"id", "question", "system"}, and
-"meta" for the target. A target is an import path `module:function`, called as f(question, answer, finish) with
-the line as it was read; it returns a value from 0 to 1.
+"meta" for the target. Each look asks a part of it, in turn. A target is an import path `module:function`, called as
+f(question, answer, finish) with the line as it was read; it returns a value from 0 to 1.
 """
 
 import importlib
@@ -65,6 +65,16 @@ def load_suite(path: Path) -> tuple[Question, ...]:
             raise SuiteError(f"{path}: the id {question.id} is there twice; the pairing needs unique ids")
         seen.add(question.id)
     return tuple(questions)
+
+
+def part_of(questions: tuple[Question, ...], look: int, parts: int) -> tuple[Question, ...]:
+    """The questions whose turn it is at look number `look` (from 1): one of `parts` fixed, equal parts of a suite.
+
+    Decisions that rest on the same questions again and again would learn them by heart, as training would.
+    """
+    shuffled = sorted((question.id for question in questions), key=digest_of)
+    turn = set(shuffled[(look - 1) % parts :: parts])
+    return tuple(question for question in questions if question.id in turn)
 
 
 def suite_digest(questions: tuple[Question, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The decision: from an interval, guard lines and the number of the look to a verdict with its reasons.
+"""The decision: from an interval, guard lines and the holds before it to a verdict with its reasons.
 
 In order: a failed guard rejects; a lower bound above zero promotes; an upper bound below zero rejects; so does a
 lineage that stayed undecided through its holds; anything else is held, and the next run goes on from it.
@@ -12,9 +12,9 @@ from ingest.contracts.verdict import Decision, Guard
 
 
 def decide(
-    interval: Paired | None, guards: Sequence[Guard], look: int, max_holds: int
+    interval: Paired | None, guards: Sequence[Guard], holds: int, max_holds: int
 ) -> tuple[Decision, tuple[str, ...]]:
-    """The decision on a challenger at its look number `look` (from 1), and why; `interval` is None without target."""
+    """The decision on a challenger whose lineage was held `holds` times, and why; `interval` is None without target."""
     failed = tuple(
         f"guard {g.name} failed: {g.challenger:.3f} against {g.champion:.3f}, bound {g.bound:.3f}"
         for g in guards
@@ -30,7 +30,7 @@ def decide(
         return Decision.PROMOTE, (f"better: {said}",)
     if interval.high < 0:
         return Decision.REJECT, (f"worse: {said}",)
-    if look > max_holds:
+    if holds >= max_holds:
         return Decision.REJECT, (f"undecided after {max_holds} holds: {said}",)
     if interval.low > 0:
         return Decision.HOLD, (f"too few questions differ at all to call it better: {said}",)

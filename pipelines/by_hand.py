@@ -64,6 +64,7 @@ def evaluate(
             gateway=where.gateway,
             key=keys.evaluation_key,
             look=1,
+            holds=0,
             output=(output or home.root / "evaluations" / run_id).resolve(),
         )
     finally:

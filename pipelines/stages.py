@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ingest.contracts.checkpoint import EXPORT
 from ingest.contracts.rollout import RolloutState
 from pipelines.config import Config, PolicyConfig
@@ -113,7 +115,7 @@ class LocalStages:
             raise PipelineError(f"the champion {champion} is not what the fleet serves: {failed}") from failed
         history = [r for r in self._runs.history(self._policy) if r.run_id != run.run_id]
         found = origin(history, champion, self._settings.evaluation.max_holds)
-        return {"parent": found.parent, "champion": found.champion, "look": found.look, "why": found.why}
+        return msgspec.to_builtins(found)
 
     def train(self, run: Run, origin: dict) -> dict:
         """The checkpoint; a monitor that stops training ends the run."""
@@ -154,6 +156,7 @@ class LocalStages:
             "gateway": self._addresses.gateway,
             "key": self._secrets.evaluation_key,
             "output": checkpoint,
+            "look": origin["look"],
         }
         if not (checkpoint / "verdict.json").exists():
             if (champion := self._champion()) != origin["champion"]:
@@ -162,7 +165,9 @@ class LocalStages:
             self._promotion("evaluation.stage:sample_champion", **asked)  # while the evaluation engine loads
             seconds = self._settings.schedule.engine_seconds
             self._control.wait_evaluation_engine(self._policy, run.checkpoint_id, seconds, self._stop)
-        return self._promotion("evaluation.stage:evaluate", **asked, challenger=run.checkpoint_id, look=origin["look"])
+        return self._promotion(
+            "evaluation.stage:evaluate", **asked, challenger=run.checkpoint_id, holds=origin["holds"]
+        )
 
     def decide(self, run: Run, verdict: dict) -> dict:
         """The verdict onto the registry's version; the alias `champion`, where the verdict is promote."""

@@ -32,7 +32,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """A decision about `challenger` against `champion`, and the numbers behind it.
 
     `difference` is challenger minus champion in mean target; `low` and `high` bound it at `confidence`
-    (one-sided each). `look` counts the looks at this lineage since the last promotion.
+    (one-sided each). `look` counts the looks of the policy's life, from 1.
     """
 
     schema: int = 1

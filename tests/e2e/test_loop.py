@@ -39,7 +39,8 @@ POLICY = "babbler"
 TURNS_OF_A_WAVE = 160
 ENOUGH = 152
 """Turns that a run needs: fewer than a wave, and more than are left over or come along with the swaps."""
-QUESTIONS = 24
+QUESTIONS = 48
+"""Held-out questions, of which each look asks half."""
 FLIP = 8
 """Every so-manieth person is contrary: in each dataset there is something to compare."""
 
@@ -293,7 +294,7 @@ def test_what_people_like_is_promoted_and_what_they_do_not_is_not(story: Story) 
     assert set(found) == {BASE, *story.checkpoints}
     for run, champion in zip(story.runs, (BASE, story.checkpoints[0]), strict=True):
         verdict = read_manifest(story.machine.home.checkpoint(POLICY, run.checkpoint_id), Verdict, "verdict.json")
-        assert (verdict.champion, verdict.target, verdict.questions) == (champion, "taste:score", QUESTIONS)
+        assert (verdict.champion, verdict.target, verdict.questions) == (champion, "taste:score", QUESTIONS // 2)
         assert found[run.checkpoint_id]["decision"] == verdict.decision
     assert found[story.checkpoints[1]]["override"] == "we want to see it"
     assert found[story.checkpoints[0]]["aliases"] == ["champion"]

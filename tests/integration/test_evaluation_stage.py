@@ -110,12 +110,12 @@ def settings(tmp_path: Path) -> EvaluationSettings:
     ]
     suite.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return EvaluationSettings(
-        suite=suite, target=f"{__name__}:simulated_users", sampling=SamplingSettings(answers=3, retries=1)
+        suite=suite, target=f"{__name__}:simulated_users", sampling=SamplingSettings(answers=3, retries=1), parts=1
     )
 
 
 def run(
-    settings: EvaluationSettings, gateway: Gateway, output: Path, challenger: str, run_id: str = "run-1"
+    settings: EvaluationSettings, gateway: Gateway, output: Path, challenger: str, run_id: str = "run-1", look: int = 1
 ) -> Verdict:
     return evaluate(
         settings=settings,
@@ -125,7 +125,8 @@ def run(
         champion="base",
         gateway=gateway.url,
         key="el-secret",
-        look=1,
+        look=look,
+        holds=0,
         output=output,
     )
 
@@ -185,6 +186,22 @@ def test_the_anchor_is_the_first_champion_and_stays(settings, gateway, tmp_path)
     verdict = run(settings, gateway, tmp_path / "two", "parrot")
     assert anchor.read_bytes() == before
     assert {g.name for g in verdict.guards if not g.passed} >= {"echo", "echo@anchor"}
+
+
+def test_the_hold_out_rotates_and_each_part_has_its_anchor(settings, gateway, tmp_path) -> None:
+    half = settings.model_copy(update={"parts": 2, "min_questions": 6})
+    asked = []
+    for look in (1, 2, 3):
+        del gateway.seen[:]
+        verdict = run(half, gateway, tmp_path / str(look), "good", f"run-{look}", look)
+        assert (verdict.look, verdict.questions, verdict.confidence) == (look, 6, 1 - 0.1 / (look * (look + 1)))
+        asked.append({body["messages"][-1]["content"] for _, body in gateway.seen})
+    assert not asked[0] & asked[1], "no question decides twice in a row"
+    assert len(asked[0] | asked[1]) == 12
+    assert asked[2] == asked[0]
+    assert len(list(tmp_path.glob("anchor-*.json"))) == 2
+    with pytest.raises(SuiteError, match="asks 6 questions, min_questions is 8"):
+        run(half.model_copy(update={"min_questions": 8}), gateway, tmp_path / "few", "good")
 
 
 def test_without_a_target_the_best_is_canary(settings, gateway, tmp_path) -> None:

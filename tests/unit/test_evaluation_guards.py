@@ -11,7 +11,7 @@ from evaluation.errors import SuiteError
 from evaluation.guards import Anchor, compare, load_anchor, measure, save_anchor
 from evaluation.measures import MEASURES
 from evaluation.statistics import paired
-from evaluation.suites import load_suite, load_target
+from evaluation.suites import load_suite, load_target, part_of
 from evaluation.verdict import decide
 from ingest.contracts.errors import ContractError
 from ingest.contracts.verdict import Decision
@@ -71,10 +71,10 @@ def test_a_checkpoint_tuned_on_the_gamed_reward_is_stopped() -> None:
     honest = np.full((len(QUESTIONS), 8), 0.37) + np.linspace(0, 0.05, 8)
     parrot = np.full((len(QUESTIONS), 8), 0.84) + np.linspace(0, 0.05, 8)
     interval = paired(honest, parrot, 0.05)
-    assert decide(interval, (), 1, 3)[0] is Decision.PROMOTE
+    assert decide(interval, (), 0, 3)[0] is Decision.PROMOTE
     known = measure((q, a) for q, a, _ in QUESTIONS)
     said = measure((q, p) for q, _, p in QUESTIONS)
-    decision, reasons = decide(interval, compare(known, said, GuardBounds()), 1, 3)
+    decision, reasons = decide(interval, compare(known, said, GuardBounds()), 0, 3)
     assert decision is Decision.REJECT
     assert any("guard echo failed" in reason for reason in reasons)
 
@@ -113,6 +113,18 @@ def test_suites_name_the_line_that_is_wrong(tmp_path: Path) -> None:
     assert question.raw["meta"] == {"kind": "x"}
     with pytest.raises(SuiteError, match="cannot be read"):
         load_suite(tmp_path / "absent.jsonl")
+
+
+def test_looks_ask_the_parts_of_a_suite_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "suite.jsonl"
+    path.write_text("".join(f'{{"id": {n}, "question": "Why {n}?"}}\n' for n in range(65)))
+    suite = load_suite(path)
+    parts = [{q.id for q in part_of(suite, look, 3)} for look in (1, 2, 3)]
+    assert sorted(len(part) for part in parts) == [21, 22, 22]
+    assert set.union(*parts) == {q.id for q in suite}, "each question has its turn, and only one"
+    assert part_of(suite, 4, 3) == part_of(suite, 1, 3), "a part stays as it is: its anchor is measured once"
+    assert {q.id for q in part_of(suite[::-1], 1, 3)} == parts[0], "whatever the order of the file"
+    assert len(part_of(suite, 7, 1)) == 65
 
 
 @pytest.mark.parametrize("path", ["no.such.module:f", "math:nothing", "math", "math:pi", ""])

@@ -17,22 +17,22 @@ def interval(low: float, high: float, differing: int = 32) -> Paired:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "guards", "look", "decision", "reason"),
+    ("bounds", "guards", "holds", "decision", "reason"),
     [
-        (interval(0.01, 0.2), (HELD,), 1, Decision.PROMOTE, "better"),
-        (interval(0.01, 0.2), (HELD,), 9, Decision.PROMOTE, "better"),
-        (interval(0.01, 0.2), (HELD, FAILED), 1, Decision.REJECT, "guard echo failed: 0.900 against 0.100"),
-        (interval(0.01, 0.2, differing=3), (HELD,), 1, Decision.HOLD, "too few questions differ"),
-        (interval(-0.2, -0.01), (HELD,), 1, Decision.REJECT, "worse"),
-        (interval(-0.1, 0.1), (HELD,), 1, Decision.HOLD, "undecided"),
-        (interval(-0.1, 0.1), (HELD,), 3, Decision.HOLD, "undecided"),
-        (interval(-0.1, 0.1), (HELD,), 4, Decision.REJECT, "undecided after 3 holds"),
-        (interval(0.0, 0.0), (), 1, Decision.HOLD, "undecided"),
-        (None, (HELD,), 1, Decision.CANARY, "no target"),
-        (None, (FAILED,), 1, Decision.REJECT, "guard echo failed"),
+        (interval(0.01, 0.2), (HELD,), 0, Decision.PROMOTE, "better"),
+        (interval(0.01, 0.2), (HELD,), 8, Decision.PROMOTE, "better"),
+        (interval(0.01, 0.2), (HELD, FAILED), 0, Decision.REJECT, "guard echo failed: 0.900 against 0.100"),
+        (interval(0.01, 0.2, differing=3), (HELD,), 0, Decision.HOLD, "too few questions differ"),
+        (interval(-0.2, -0.01), (HELD,), 0, Decision.REJECT, "worse"),
+        (interval(-0.1, 0.1), (HELD,), 0, Decision.HOLD, "undecided"),
+        (interval(-0.1, 0.1), (HELD,), 2, Decision.HOLD, "undecided"),
+        (interval(-0.1, 0.1), (HELD,), 3, Decision.REJECT, "undecided after 3 holds"),
+        (interval(0.0, 0.0), (), 0, Decision.HOLD, "undecided"),
+        (None, (HELD,), 0, Decision.CANARY, "no target"),
+        (None, (FAILED,), 0, Decision.REJECT, "guard echo failed"),
     ],
 )
-def test_decisions(bounds, guards, look, decision, reason) -> None:
-    got, reasons = decide(bounds, guards, look, max_holds=3)
+def test_decisions(bounds, guards, holds, decision, reason) -> None:
+    got, reasons = decide(bounds, guards, holds, max_holds=3)
     assert got is decision
     assert reason in reasons[0]

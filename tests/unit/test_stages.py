@@ -136,7 +136,8 @@ def test_a_monitor_that_stops_training_ends_the_run(runs: Runs, tmp_path: Path) 
 
 def test_the_first_run_starts_at_the_base(runs: Runs, tmp_path: Path) -> None:
     made, _, run = stages(runs, tmp_path, champion=None)
-    assert made.lineage(run) == {"parent": "base", "champion": "base", "look": 1, "why": "the champion"}
+    first = {"parent": "base", "champion": "base", "look": 1, "holds": 0, "why": "the champion"}
+    assert made.lineage(run) == first
     assert made.register(run) == {"model_version": {}}
 
 
@@ -151,7 +152,7 @@ def test_a_champion_that_nobody_serves_fails_the_run_before_it_trains(runs: Runs
 def test_the_challenger_is_loaded_before_it_is_sampled(runs: Runs, tmp_path: Path) -> None:
     fleet = Fleet()
     made, workers, run = stages(runs, tmp_path, fleet, evaluate={"decision": "promote"})
-    assert made.evaluate(run, {"champion": "base", "look": 1})["decision"] == "promote"
+    assert made.evaluate(run, {"champion": "base", "look": 1, "holds": 0})["decision"] == "promote"
     assert fleet.asked == ["PUT /v1/policies/helper/under_evaluation", "GET /v1/fleet"]
     assert workers.called == ["champion", "sample_champion", "evaluate"]
 
@@ -159,7 +160,7 @@ def test_the_challenger_is_loaded_before_it_is_sampled(runs: Runs, tmp_path: Pat
 def test_a_champion_moved_while_a_run_trained_ends_it_before_anything_is_sampled(runs: Runs, tmp_path: Path) -> None:
     made, workers, run = stages(runs, tmp_path, Fleet(), champion="c7")
     with pytest.raises(Ended, match="c7 became the champion") as ended:
-        made.evaluate(run, {"champion": "c8", "look": 1})
+        made.evaluate(run, {"champion": "c8", "look": 1, "holds": 0})
     assert ended.value.outcome == Outcome.HELD
     assert workers.called == ["champion"]
 
