@@ -16,9 +16,14 @@ def make_checkpoint(
     folder = checkpoints / policy / checkpoint_id
     (folder / EXPORT).mkdir(parents=True)
     (folder / EXPORT / "model.safetensors").write_bytes(f"weights of {checkpoint_id}".encode())
+    return complete(folder, kind=kind, parent=parent)
+
+
+def complete(folder: Path, *, kind: str = "full", parent: str | None = "base") -> Path:
+    """Writes the manifest of `<policy>/<checkpoint_id>`, over what is in it."""
     manifest = CheckpointManifest(
-        checkpoint_id=checkpoint_id,
-        policy=policy,
+        checkpoint_id=folder.name,
+        policy=folder.parent.name,
         kind=kind,
         parent=None if kind == "base" else parent,
         created_at=1.0,

@@ -1,7 +1,8 @@
 """vLLM as an engine's agent sees it: a process with the plugin's routes. `python -m tests.fake_vllm PORT VERSION`.
 
 The version's name decides what happens: `broken…` ends at its start; `rolled…` is rolled back when swapped in;
-`refused…` is refused; `stuck…` leaves the engine unusable. A file `crash` beside the process ends it.
+`refused…` is refused; `stuck…` leaves the engine unusable. A file `crash` ends the process; while a file `damaged` is
+beside it, the weights measure as others.
 """
 
 import asyncio
@@ -23,8 +24,9 @@ BUILD = "fake-build"
 class FakeVllm:
     """State and handlers."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, damaged: Path) -> None:
         self.version = version
+        self.checksum = "damaged" if damaged.exists() else "c"
         self.usable = True
 
     async def state(self, request: web.Request) -> web.Response:
@@ -34,7 +36,12 @@ class FakeVllm:
     async def score(self, request: web.Request) -> web.Response:
         return _json(
             Reference(
-                version=self.version, build=BUILD, checksum="c", sequences=((1, 2),), logprobs=((-1.0,),), noise=0.0
+                version=self.version,
+                build=BUILD,
+                checksum=self.checksum,
+                sequences=((1, 2),),
+                logprobs=((-1.0,),),
+                noise=0.0,
             )
         )
 
@@ -71,7 +78,7 @@ def _json(value: msgspec.Struct, status: int = 200) -> web.Response:
 
 async def main(port: int, version: str, crash: Path) -> None:
     """Serves until the file `crash` appears."""
-    fake, app = FakeVllm(version), web.Application()
+    fake, app = FakeVllm(version, crash.with_name("damaged")), web.Application()
     app.add_routes(
         [
             web.get("/everloop/state", fake.state),

@@ -25,6 +25,12 @@ class InvalidTransition(ControlError):
     status = 409
 
 
+class ReferenceDiffers(ControlError):
+    """A cold load does not behave as the first one of its version and build did."""
+
+    status = 409
+
+
 class TooLarge(ControlError):
     """The body is above the limit."""
 

@@ -5,8 +5,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ingest.contracts.fleet import Policy, Reference, Version
-from serving.control.errors import ControlError, NotFound
+from serving.control.errors import ControlError, NotFound, ReferenceDiffers
 from serving.control.tables import PolicyRow, ReferenceRow
+from serving.fleet.swap import contradiction
 
 CAPTURE = ("required", "best_effort")
 
@@ -38,11 +39,22 @@ def set_under_evaluation(session: Session, name: str, version: Version | None) -
 
 
 def put_reference(session: Session, name: str, reference: Reference) -> None:
-    """How a cold load of a version behaves on one build. The latest word counts."""
+    """How a cold load of a version behaves on one build. The first word counts: later loads must behave as it says.
+
+    Raises `ReferenceDiffers` where one does not: its weights are damaged, or they are not this version's.
+    """
     _row(session, name)
-    session.merge(
-        ReferenceRow(policy=name, version=reference.version, build=reference.build, body=msgspec.to_builtins(reference))
-    )
+    row = session.get(ReferenceRow, (name, reference.version, reference.build))
+    if row is None:
+        session.add(
+            ReferenceRow(
+                policy=name, version=reference.version, build=reference.build, body=msgspec.to_builtins(reference)
+            )
+        )
+    elif problem := contradiction(reference, msgspec.convert(row.body, Reference)):
+        raise ReferenceDiffers(
+            f"This load of {reference.version} is not what the first one on {reference.build} was: {problem}."
+        )
 
 
 def references(session: Session, name: str, version: str) -> list[Reference]:

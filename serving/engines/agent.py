@@ -1,16 +1,18 @@
 """The agent of one engine: keeps vLLM running on the weights that control assigns, and says so each second.
 
 Two loops. `serving.engines.report` posts a heartbeat each second, whatever else goes on and whether or not control
-answers, and keeps the latest assignment. `_work` does one thing at a time: start a child that is not there, take in an
-assignment, or watch. So starts and swaps never overlap.
+answers, and keeps the latest assignment. `_work` does one thing at a time: start a process that is not there, take in
+an assignment, or watch. So starts and swaps never overlap.
 
+    every load         first the folder's digests, while what serves serves on
     serve engine       assigned a version with a reference of its build: swapped in hot, proven by the plugin
                        without one: drained, loaded cold
     evaluation engine  loads every version cold
-    every cold load    measures the reference and gives it to control
+    every cold load    is measured; control keeps the first measurement of a version and build as its reference, and
+                       a load that contradicts it is ended
 
-The engine is `joining` until it runs, is labelled and measured. A version that could not be taken in is left alone for
-a while; the version before serves on, and `error` says why.
+The engine is `joining` until it runs, is labelled and measured, and control has taken the measurement. A version that
+could not be taken in is left alone for a while; the version before serves on, and `error` says why.
 """
 
 import asyncio
@@ -21,28 +23,19 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 from msgspec.structs import replace
 
-from ingest.contracts.fleet import Assignment, EngineState, Heartbeat, Swap, Version
+from ingest.contracts.fleet import Assignment, EngineState, Heartbeat, Reference, Swap, Version
 from serving.engines.child import Child
 from serving.engines.launch import EngineSettings
 from serving.engines.links import ControlLink, EngineError, EngineLink
+from serving.engines.process import LOOK_SECONDS, STOP_SECONDS, EngineProcess, LoadFailed
 from serving.engines.refusals import Refusals
 from serving.engines.report import Reporter
-from serving.fleet.swap import EngineInfo, SwapRequest
+from serving.fleet import folder as folders
+from serving.fleet.swap import SwapRequest, contradiction
 
 log = logging.getLogger(__name__)
 
-WATCH_SECONDS = 0.25
-ASK_SECONDS = 1.0
-HEAR_SECONDS = 2.0
-"""After so long every gateway has heard, through control, that this engine takes nothing new."""
-SILENCE_SECONDS = 60.0
-"""A child that runs but has not answered for so long is started anew."""
-STOP_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 60.0
-
-
-class StartFailed(RuntimeError):
-    """vLLM did not come up: says how far it came."""
 
 
 class Agent:
@@ -58,19 +51,18 @@ class Agent:
     ) -> None:
         self._settings = settings
         self._token = engine_token
-        self._engine = EngineLink(session, f"http://{settings.host}:{settings.port}", engine_token)
+        self._stopping = asyncio.Event()
+        link = EngineLink(session, f"http://{settings.host}:{settings.port}", engine_token)
+        self._engine = EngineProcess(link, launch, self._stopping)
         control = ControlLink(session, settings.control, control_token)
         self._reporter = Reporter(control, settings.engine_id, settings.policy, self._heartbeat)
-        self._launch = launch
-        self._child: Child | None = None
         self._served = Version(settings.version, str(settings.model))
-        self._info: EngineInfo | None = None
-        self._answered_at = 0.0
+        self._reference: Reference | None = None
+        """How what it served last behaves, by control's word or by a measurement that control took."""
         self._failed_starts = 0
         self._state = EngineState.JOINING
         self._error = ""
         self._refusals = Refusals(time.monotonic)
-        self._stopping = asyncio.Event()
 
     def stop(self) -> None:
         """Drain, then end."""
@@ -86,12 +78,11 @@ class Agent:
         finally:
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)
-            if self._child is not None:
-                await self._child.stop(STOP_SECONDS)
+            await self._engine.end(STOP_SECONDS)
         await self._reporter.leave()
 
     async def _work(self) -> None:
-        if self._child is None or self._child.returncode is not None:
+        if not self._engine.running:
             await self._revive()
         elif (assignment := self._pending()) is not None:
             await self._take(assignment)
@@ -104,56 +95,63 @@ class Agent:
             return None
         return None if self._refusals.stand(assignment.target.version) else assignment
 
-    # Starting
+    # Loading
 
     async def _revive(self) -> None:
-        """Starts the child on what it served last, later each time in a row that it does not come up."""
-        if self._child is not None:
-            log.warning("engine %s ended with %s: starting it again", self._settings.engine_id, self._child.returncode)
+        """Starts vLLM on what it served last, later each time in a row that it does not come up."""
         if self._failed_starts:
             await self._pause(min(2.0**self._failed_starts, LONGEST_BACKOFF_SECONDS))
+        else:
+            log.info("engine %s: vLLM does not run, starting it", self._settings.engine_id)
+            self._state = EngineState.JOINING
         try:
-            await self._start(self._served)
-        except StartFailed as error:
+            await self._check(self._served)
+            await self._load(self._served)
+        except LoadFailed as error:
             self._failed_starts += 1
             self._fail(str(error), EngineState.FAILED)
+        else:
+            self._state = EngineState.READY
 
-    async def _start(self, version: Version) -> None:
-        """A cold load of `version`, measured; raises `StartFailed`."""
-        self._state, self._info = EngineState.JOINING, None
-        if self._child is not None:
-            await self._child.stop(STOP_SECONDS)
-        began = time.monotonic()
-        self._child = await self._launch(version)
-        while self._info is None:
-            if self._child.returncode is not None:
-                raise StartFailed(
-                    f"vLLM ended with {self._child.returncode} while loading {version.version}: see its log"
-                )
-            if self._stopping.is_set() or time.monotonic() - began > self._settings.start_seconds:
-                await self._child.stop(0.0)
-                raise StartFailed(
-                    f"vLLM was not up {time.monotonic() - began:.0f} s after its start on {version.version}"
-                )
-            await asyncio.sleep(WATCH_SECONDS)
-            await self._ask()
+    async def _check(self, version: Version) -> None:
+        """Raises `LoadFailed` unless the folder is the version's, byte by byte."""
         try:
-            reference = await self._engine.measure()
-        except EngineError as error:
-            await self._child.stop(0.0)
-            raise StartFailed(f"{version.version} could not be measured: {error}") from error
-        self._reporter.tell(reference)
-        self._served, self._state, self._error, self._failed_starts = version, EngineState.READY, "", 0
+            await asyncio.to_thread(folders.verify, version, self._settings.weights_root)
+        except folders.FolderError as error:
+            raise LoadFailed(f"{version.version} is not loaded: {error}") from error
+
+    async def _load(self, version: Version) -> None:
+        """A cold load of `version`, measured and not contradicted; raises `LoadFailed`, and then nothing runs."""
+        self._state = EngineState.JOINING
+        began = time.monotonic()
+        measured = await self._engine.start(version, self._settings.start_seconds)
+        kept = self._reference
+        problem = ""
+        if kept is not None and (kept.version, kept.build) == (measured.version, measured.build):
+            problem = contradiction(measured, kept)
+        problem = problem or await self._refused_by_control(measured)
+        if problem:
+            await self._engine.end(0.0)
+            raise LoadFailed(f"{version.version} was loaded and does not behave as it should: {problem}")
+        self._served, self._reference, self._error, self._failed_starts = version, measured, "", 0
         self._refusals.forget(version.version)
-        log.info(
-            "engine %s serves %s after %.1f s", self._settings.engine_id, version.version, time.monotonic() - began
-        )
+        log.info("engine %s loaded %s in %.1f s", self._settings.engine_id, version.version, time.monotonic() - began)
+
+    async def _refused_by_control(self, measured: Reference) -> str:
+        """Why control does not take a measurement, empty where it does. While it is away: waits, as nobody hears
+        that the engine is ready either."""
+        answer = self._reporter.tell(measured)
+        while not answer.done() and not self._stopping.is_set():
+            if not self._engine.running:
+                raise LoadFailed(f"vLLM ended soon after it had loaded {measured.version}: see its log")
+            await asyncio.wait({answer}, timeout=LOOK_SECONDS)
+        return answer.result() if answer.done() else ""
 
     # Taking in an assignment
 
     async def _take(self, assignment: Assignment) -> None:
-        reference, build = assignment.reference, self._info.build if self._info else ""
-        hot = assignment.load == "hot" and reference is not None and reference.build == build
+        reference, info = assignment.reference, self._engine.info
+        hot = assignment.load == "hot" and reference is not None and info is not None and reference.build == info.build
         began, started_at, before = time.monotonic(), time.time(), self._served.version
         swap = Swap(
             engine_id=self._settings.engine_id,
@@ -168,22 +166,24 @@ class Agent:
             total_ms=0.0,
         )
         try:
+            await self._check(assignment.target)
             if hot:
                 swap = await self._swap(assignment)
             else:
                 await self._drain()
-                await self._start(assignment.target)
-        except (StartFailed, EngineError) as error:
+                await self._load(assignment.target)
+        except (LoadFailed, EngineError) as error:
             swap = replace(swap, error=str(error))
         swap = replace(swap, total_ms=(time.monotonic() - began) * 1000.0)
         self._reporter.tell(swap)
         if swap.error:
             self._refusals.add(assignment.target.version)
-            up = self._child is not None and self._child.returncode is None
-            self._fail(swap.error, EngineState.READY if up else EngineState.JOINING)
+            self._fail(swap.error, EngineState.READY if self._engine.running else EngineState.JOINING)
         else:
             self._refusals.forget(assignment.target.version)
             self._served, self._state, self._error = assignment.target, EngineState.READY, ""
+            if hot:
+                self._reference = reference
             log.info("engine %s took in %s (%s)", self._settings.engine_id, swap.to_version, swap.load)
 
     async def _swap(self, assignment: Assignment) -> Swap:
@@ -196,51 +196,30 @@ class Agent:
             reference=assignment.reference,
         )
         try:
-            return await self._engine.swap(request)
+            return await self._engine.link.swap(request)
         finally:
-            await self._ask()
-            if self._child is not None and not self._trusted(assignment.target):
-                await self._child.stop(0.0)
+            await self._engine.ask()
+            if not self._trusted(assignment.target):
+                await self._engine.end(0.0)
 
     def _trusted(self, target: Version) -> bool:
-        info = self._info
+        info = self._engine.info
         return info is not None and info.usable and info.version in (self._served.version, target.version)
 
     # Watching and stopping
 
     async def _watch(self) -> None:
-        await self._pause(WATCH_SECONDS)
-        now = time.monotonic()
-        if now - self._answered_at > ASK_SECONDS:
-            await self._ask()
-        lost = now - self._answered_at > SILENCE_SECONDS
-        if self._child is not None and (lost or (self._info is not None and not self._info.usable)):
-            log.warning("engine %s %s: ending it", self._settings.engine_id, "is silent" if lost else "is not usable")
-            await self._child.stop(0.0)
+        await self._pause(LOOK_SECONDS)
+        await self._engine.look()
         drain = self._reporter.assignment is not None and self._reporter.assignment.drain
         if self._state in (EngineState.READY, EngineState.DRAINING):
             self._state = EngineState.DRAINING if drain else EngineState.READY
 
-    async def _ask(self) -> None:
-        """What the engine says of itself; after an answer that did not come, the last one stands."""
-        try:
-            self._info = await self._engine.state()
-        except EngineError:
-            return
-        self._answered_at = time.monotonic()
-
     async def _drain(self) -> None:
         """Takes nothing new, and waits for what is in flight, `drain_seconds` at most."""
-        if self._child is None or self._child.returncode is not None:
-            return
-        self._state = EngineState.DRAINING
-        until = time.monotonic() + self._settings.drain_seconds
-        await asyncio.sleep(min(HEAR_SECONDS, self._settings.drain_seconds))
-        while time.monotonic() < until:
-            await self._ask()
-            if self._info is None or not self._info.in_flight or self._child.returncode is not None:
-                return
-            await asyncio.sleep(WATCH_SECONDS)
+        if self._engine.running:
+            self._state = EngineState.DRAINING
+            await self._engine.drain(self._settings.drain_seconds)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -253,7 +232,7 @@ class Agent:
         log.warning("engine %s: %s", self._settings.engine_id, error)
 
     def _heartbeat(self) -> Heartbeat:
-        info, settings = self._info, self._settings
+        info, settings = self._engine.info, self._settings
         return Heartbeat(
             policy=settings.policy,
             url=settings.url,

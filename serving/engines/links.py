@@ -17,7 +17,7 @@ class EngineError(RuntimeError):
 
 
 class ControlAway(RuntimeError):
-    """Control did not answer; asking again may help."""
+    """Control did not answer, or does not know this policy or token, yet: asking again may help."""
 
 
 class ControlRefused(RuntimeError):
@@ -102,9 +102,8 @@ class ControlLink:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ControlAway(f"{method} {path}: {type(error).__name__}") from error
         if response.status >= 300:
-            raise (ControlRefused if 400 <= response.status < 500 else ControlAway)(
-                f"{method} {path}: {_sentence(data, response.status)}"
-            )
+            refused = 400 <= response.status < 500 and response.status not in (401, 404)
+            raise (ControlRefused if refused else ControlAway)(f"{method} {path}: {_sentence(data, response.status)}")
         return data
 
 

@@ -25,12 +25,14 @@ class Reporter:
         self._engine_id = engine_id
         self._policy = policy
         self._heartbeat = heartbeat
-        self._outbox: list[Swap | Reference] = []
+        self._outbox: list[tuple[Swap | Reference, asyncio.Future[str]]] = []
         self.assignment: Assignment | None = None
 
-    def tell(self, event: Swap | Reference) -> None:
-        """Delivers it before the next heartbeat."""
-        self._outbox.append(event)
+    def tell(self, event: Swap | Reference) -> asyncio.Future[str]:
+        """Delivers it before the next heartbeat. Then the future has why control does not take it, or nothing."""
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._outbox.append((event, answer))
+        return answer
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -56,14 +58,18 @@ class Reporter:
             log.warning("engine %s left without control hearing of it: %s", self._engine_id, error)
 
     async def _deliver(self) -> None:
-        """In order; what control refuses is dropped, and logged."""
+        """In order; what control refuses is not said again."""
         while self._outbox:
-            event = self._outbox[0]
+            event, answer = self._outbox[0]
+            refusal = ""
             try:
                 if isinstance(event, Swap):
                     await self._control.report(event)
                 else:
                     await self._control.put_reference(self._policy, event)
             except ControlRefused as error:
-                log.warning("engine %s: %s", self._engine_id, error)
+                refusal = str(error)
+                log.warning("engine %s: %s", self._engine_id, refusal)
             del self._outbox[0]
+            if not answer.done():
+                answer.set_result(refusal)

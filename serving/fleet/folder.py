@@ -1,14 +1,20 @@
-"""May an engine load this folder? Checked from file headers alone, before anything stops.
+"""May an engine load this folder? Checked before anything stops, while the engine still serves.
 
-A folder of weights is one or more safetensors files, each: eight bytes of length, a JSON header that says
-each tensor's type, shape and place, and the tensors. A file that was cut short, a shard that its index names
-and that is missing, a tensor of another shape than the engine's: all are seen here in milliseconds, while
-the engine still serves. What only the loaded weights can tell is `serving.fleet.swap`'s part.
+`verify` reads the files whole: each must have the digest that the checkpoint's manifest gives it. `check` and
+`tensors` read headers alone. A folder of weights is one or more safetensors files, each: eight bytes of length, a JSON
+header that says each tensor's type, shape and place, and the tensors. A file that was cut short, a shard that its index
+names and that is missing, a tensor of another shape than the engine's: all are seen there in milliseconds. What only
+the loaded weights can tell is `serving.fleet.swap`'s part.
 """
 
 import json
 from pathlib import Path
 from typing import Any
+
+from ingest.contracts.checkpoint import CheckpointManifest
+from ingest.contracts.errors import ContractError
+from ingest.contracts.files import read_manifest, verify_files
+from ingest.contracts.fleet import Version
 
 HEADER_LIMIT = 100 << 20
 
@@ -25,6 +31,21 @@ def within(path: str, root: Path) -> Path:
     if not folder.is_dir():
         raise FolderError(f"{folder} is not a folder on this engine's host: mount or copy the checkpoint there")
     return folder
+
+
+def verify(version: Version, root: Path) -> None:
+    """Raises `FolderError` unless the folder is this version's export, whole, and below `root`. Reads all of it."""
+    folder = within(version.path, root)
+    try:
+        manifest = read_manifest(folder.parent, CheckpointManifest)
+        if manifest.checkpoint_id != version.version:
+            raise FolderError(f"{folder} holds the weights of {manifest.checkpoint_id}, not of {version.version}")
+        entries = tuple(entry for entry in manifest.files if entry.path.startswith(f"{folder.name}/"))
+        if not entries:
+            raise FolderError(f"{folder.parent}'s manifest names no file below {folder.name}")
+        verify_files(folder.parent, entries)
+    except (ContractError, OSError) as error:
+        raise FolderError(str(error)) from error
 
 
 def tensors(folder: Path) -> dict[str, tuple[int, ...]]:

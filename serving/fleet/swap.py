@@ -92,3 +92,13 @@ def objection(measured: Measurement, reference: Reference) -> str:
     if not gap <= bound:
         return f"logprobs on the fixed sequences differ by up to {gap:.2g} from the cold load's, more than {bound:.2g}"
     return ""
+
+
+def contradiction(load: Reference, kept: Reference) -> str:
+    """Why a cold load does not behave as an earlier one of the same version and build, `kept`; empty where it does.
+
+    Where they scored different sequences, as releases of everloop may, the checksums alone decide: what they miss comes
+    of reloading, and neither was reloaded.
+    """
+    logprobs = load.logprobs if load.sequences == kept.sequences else kept.logprobs
+    return objection(Measurement(checksum=load.checksum, sequences=kept.sequences, logprobs=logprobs), kept)

@@ -111,20 +111,11 @@ def test_engines_swap_in_turn_and_the_fleet_converges(stack: Stack) -> None:
     for name in ("a", "b"):
         assert stack.beat(name, "http://x")["target"]["version"] == "base"
     assert fleet(stack)["converged"] == {"policy": True}
-    reference = {
-        "version": "v2",
-        "build": "stand-in",
-        "checksum": "c",
-        "sequences": [[1]],
-        "logprobs": [[]],
-        "noise": 0,
-    }
-    stack.control("PUT", "/v1/policies/policy/references", reference).raise_for_status()
-    stack.control("PUT", "/v1/policies/policy/references", {**reference, "checksum": "d"}).raise_for_status()
+    assert put_reference(stack, "v2").status_code == 200
     stack.control("PUT", "/v1/policies/policy/desired", {"version": "v2", "path": "/v2"}).raise_for_status()
     told = stack.beat("a", "http://x")
     assert told["target"] == {"version": "v2", "path": "/v2"}
-    assert told["reference"]["checksum"] == "d"
+    assert told["reference"]["checksum"] == "c"
     assert stack.beat("b", "http://x")["target"]["version"] == "base"
     stack.beat("a", "http://x", state=EngineState.SWAPPING)
     assert stack.beat("b", "http://x")["target"]["version"] == "base"
@@ -133,6 +124,26 @@ def test_engines_swap_in_turn_and_the_fleet_converges(stack: Stack) -> None:
     assert fleet(stack)["converged"] == {"policy": False}
     stack.beat("b", "http://x", version="v2")
     assert fleet(stack)["converged"] == {"policy": True}
+
+
+def put_reference(stack: Stack, version: str, build: str = "stand-in", **more: object) -> httpx.Response:
+    reference = {"version": version, "build": build, "checksum": "c", "sequences": [[1, 2]], "logprobs": [[-1.0]]}
+    return stack.control("PUT", "/v1/policies/policy/references", {**reference, "noise": 0.0, **more})
+
+
+def test_the_first_reference_of_a_version_and_build_stands(stack: Stack) -> None:
+    for build in ("stand-in", "another"):
+        assert put_reference(stack, "kept", build).status_code == 200
+    for more in ({}, {"logprobs": [[-1.00005]]}, {"noise": 0.5}, {"sequences": [[1, 3]], "logprobs": [[-7.0]]}):
+        assert put_reference(stack, "kept", **more).status_code == 200
+    for more in ({"checksum": "d"}, {"logprobs": [[-1.5]]}, {"logprobs": [[-1.5]], "noise": 1.0}):
+        answer = put_reference(stack, "kept", **more)
+        assert answer.status_code == 409
+        assert "This load of kept is not what the first one on stand-in was: " in answer.json()["error"]
+    stack.beat("e", "http://x")
+    stack.control("PUT", "/v1/policies/policy/desired", {"version": "kept", "path": "/kept"}).raise_for_status()
+    reference = stack.beat("e", "http://x")["reference"]
+    assert (reference["checksum"], reference["logprobs"], reference["noise"]) == ("c", [[-1.0]], 0.0)
 
 
 def test_states_follow_the_table(stack: Stack) -> None:

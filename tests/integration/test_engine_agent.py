@@ -14,11 +14,13 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from ingest.contracts.checkpoint import EXPORT
 from ingest.contracts.fleet import Assignment, EngineState, Heartbeat, Reference, Swap, Version
 from pipelines.stack.addresses import free_port
 from serving.engines.agent import Agent
 from serving.engines.child import Child
 from serving.engines.launch import EngineSettings
+from tests.checkpoint_folders import make_checkpoint
 from tests.fake_vllm import BUILD
 
 pytestmark = pytest.mark.integration
@@ -27,10 +29,15 @@ REFERENCE = Reference(version="", build=BUILD, checksum="c", sequences=((1, 2),)
 
 
 class FakeControl:
-    """Keeps what it is told, answers heartbeats with `assignment`; `away` makes it answer 503."""
+    """Keeps what it is told, answers heartbeats with `assignment`; `away` makes it answer 503.
 
-    def __init__(self) -> None:
-        self.assignment = Assignment(target=Version("v0", "/w/v0"))
+    A cold load of a version in `damaged` is refused, as one that contradicts the reference.
+    """
+
+    def __init__(self, checkpoints: Path) -> None:
+        self.checkpoints = checkpoints
+        self.damaged: set[str] = set()
+        self.assign("v0")
         self.away = False
         self.told: list[Any] = []
         self.left = False
@@ -48,7 +55,10 @@ class FakeControl:
             assert request.headers["Authorization"] == "Bearer control-token"
             if self.away:
                 return web.json_response({"error": "away"}, status=503)
-            self.told.append(msgspec.json.decode(await request.read(), type=kind))
+            told = msgspec.json.decode(await request.read(), type=kind)
+            self.told.append(told)
+            if isinstance(told, Reference) and told.version in self.damaged:
+                return web.json_response({"error": "not what the first one was"}, status=409)
             return web.Response(body=msgspec.json.encode(self.assignment), content_type="application/json")
 
         return handler
@@ -57,9 +67,14 @@ class FakeControl:
         self.left = True
         return web.json_response({})
 
+    def export(self, version: str) -> Path:
+        """The folder of a version; made when it is first asked for."""
+        folder = self.checkpoints / "p" / version
+        return (folder if folder.exists() else make_checkpoint(self.checkpoints, version, policy="p")) / EXPORT
+
     def assign(self, version: str, *, load: str = "hot", build: str | None = BUILD, drain: bool = False) -> None:
         reference = msgspec.structs.replace(REFERENCE, version=version, build=build) if build else None
-        target = Version(version, f"/w/{version}")
+        target = Version(version, str(self.export(version)))
         self.assignment = Assignment(target=target, load=load, reference=reference, drain=drain)
 
 
@@ -68,6 +83,7 @@ class Stage:
 
     def __init__(self, control: FakeControl, agent: Agent, crash: Path) -> None:
         self.control, self.agent, self.crash = control, agent, crash
+        self.damaged = crash.with_name("damaged")
 
     async def until(self, condition: Callable[[Heartbeat], bool]) -> Heartbeat:
         async with asyncio.timeout(180):
@@ -87,7 +103,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    control, port, crash = FakeControl(), free_port(), tmp_path / "crash"
+    control, port, crash = FakeControl(tmp_path / "checkpoints"), free_port(), tmp_path / "crash"
     app = web.Application()
     app.add_routes(
         [
@@ -106,9 +122,9 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         control=f"http://127.0.0.1:{control.port}",
         port=port,
         url=f"http://127.0.0.1:{port}",
-        model=Path("/w/v0"),
+        model=control.export("v0"),
         version="v0",
-        weights_root=Path("/w"),
+        weights_root=control.checkpoints,
         drain_seconds=2.5,
     )
 
@@ -180,6 +196,50 @@ async def test_a_version_that_does_not_start_gives_way_to_the_one_before(stage: 
     stage.control.assign("broken-1", load="cold", build=None)
     await stage.until(lambda beat: bool(stage.control.all(Swap)))
     assert "vLLM ended with 3" in stage.control.all(Swap)[0].error
+    await stage.until_ready("v0")
+
+
+async def test_a_cold_load_that_control_contradicts_gives_way_to_the_version_before(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.damaged = {"v1"}
+    stage.control.assign("v1", build=None)
+    await stage.until(lambda beat: bool(stage.control.all(Swap)))
+    assert "not what the first one was" in stage.control.all(Swap)[0].error
+    await stage.until_ready("v0")
+    assert "v1" not in {beat.version for beat in stage.control.all(Heartbeat) if beat.state == EngineState.READY}
+
+
+async def test_a_cold_load_that_is_not_what_it_was_never_serves(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.damaged.touch()
+    stage.crash.touch()
+    beat = await stage.until(lambda beat: beat.state == EngineState.FAILED)
+    assert "v0 was loaded and does not behave as it should: the engine's checksum" in beat.error
+    assert len(stage.control.all(Reference)) == 1
+    stage.damaged.unlink()
+    assert (await stage.until_ready("v0")).error == ""
+
+
+@pytest.mark.parametrize("build", [BUILD, None], ids=["hot", "cold"])
+async def test_a_damaged_folder_is_refused_while_the_version_before_serves(stage: Stage, build: str | None) -> None:
+    await stage.until_ready("v0")
+    (stage.control.export("v1") / "model.safetensors").write_bytes(b"weights of xx")
+    stage.control.assign("v1", build=build)
+    beat = await stage.until(lambda beat: bool(beat.error))
+    assert (beat.state, beat.version) == (EngineState.READY, "v0")
+    assert "differs from its manifest" in beat.error
+    assert {told.state for told in stage.control.all(Heartbeat)} <= {EngineState.JOINING, EngineState.READY}
+    assert len(stage.control.all(Swap)) == 1
+
+
+async def test_a_damaged_folder_is_not_started(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    weights = stage.control.export("v0") / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    stage.crash.touch()
+    assert "differs from its manifest" in (await stage.until(lambda beat: beat.state == EngineState.FAILED)).error
+    weights.write_bytes(whole)
     await stage.until_ready("v0")
 
 

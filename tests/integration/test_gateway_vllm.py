@@ -8,8 +8,10 @@ import openai
 import pytest
 
 from ingest.contracts.arrays import unpack_ids, unpack_logprobs
+from ingest.contracts.checkpoint import EXPORT
 from ingest.contracts.turn import Finish
 from pipelines.stack.addresses import free_port
+from tests.checkpoint_folders import complete
 from tests.integration.serving_stack import Stack, running, wait_until
 from tests.tiny_models import make_model
 
@@ -21,12 +23,14 @@ START_SECONDS = 600.0
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("vllm")
-    models = {version: make_model(home / "weights" / version, seed) for seed, version in ((1, "v1"), (2, "v2"))}
+    models = {version: home / "checkpoints" / "policy" / version / EXPORT for version in ("v1", "v2")}
+    for seed, model in enumerate(models.values()):
+        complete(make_model(model, seed).parent)
     with running(home / "stack", engine=False) as stack:
         desired = {"version": "v1", "path": str(models["v1"])}
         stack.control("PUT", "/v1/policies/policy/desired", desired).raise_for_status()
         arguments = ["--control", stack.control_url, "--policy", "policy", "--port", str(free_port())]
-        arguments += ["--model", str(models["v1"]), "--version", "v1", "--weights-root", str(home / "weights")]
+        arguments += ["--model", str(models["v1"]), "--version", "v1", "--weights-root", str(home / "checkpoints")]
         stack.start("agent", "serving.engines.vllm", *arguments, "--max-model-len", "1024", "--max-num-seqs", "16")
         wait_until(lambda: converged(stack), "vLLM", START_SECONDS)
         stack.shared_key = stack.key()
@@ -99,14 +103,14 @@ def test_a_caller_that_hangs_up(stack: Stack, client: openai.OpenAI, stream: boo
 
 def test_versions_change_cold_and_then_hot_in_mid_answer(stack: Stack, client: openai.OpenAI) -> None:
     """v2 has no reference, so it is loaded cold, which measures one; v1 has one by then, and is swapped in hot."""
-    weights = Path(stack.control("GET", "/v1/fleet").json()["policies"][0]["desired"]["path"]).parent
-    desire(stack, "v2", weights)
+    checkpoints = Path(stack.control("GET", "/v1/fleet").json()["policies"][0]["desired"]["path"]).parents[1]
+    desire(stack, "v2", checkpoints)
     wait_until(lambda: converged(stack), "the cold load", START_SECONDS)
     stack.settle()
     ask = {"model": "policy", "messages": HI, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
     stream = client.chat.completions.create(**ask, stream=True)
     turn_id = next(stream).id
-    desire(stack, "v1", weights)
+    desire(stack, "v1", checkpoints)
     assert list(stream)
     wait_until(lambda: converged(stack), "the swap")
     swap = stack.control("GET", "/v1/swaps?policy=policy").json()["swaps"][-1]
@@ -119,7 +123,7 @@ def test_versions_change_cold_and_then_hot_in_mid_answer(stack: Stack, client: o
     assert [span.version for span in stack.turns(after.id)[0].weight_versions] == ["v1"]
 
 
-def desire(stack: Stack, version: str, weights: Path) -> None:
+def desire(stack: Stack, version: str, checkpoints: Path) -> None:
     """Sets the version that the policy's engines should serve."""
-    body = {"version": version, "path": str(weights / version)}
+    body = {"version": version, "path": str(checkpoints / version / EXPORT)}
     stack.control("PUT", "/v1/policies/policy/desired", body).raise_for_status()

@@ -1,4 +1,4 @@
-"""What an engine refuses to load, from headers alone."""
+"""What an engine refuses to load: by its headers, and by its manifest."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from serving.fleet.folder import FolderError, check, tensors, within
+from ingest.contracts.checkpoint import EXPORT
+from ingest.contracts.fleet import Version
+from serving.fleet.folder import FolderError, check, tensors, verify, within
+from tests.checkpoint_folders import make_checkpoint
 
 
 def write(folder: Path, shapes: dict[str, list[int]], name: str = "model.safetensors", cut: int = 0) -> Path:
@@ -78,3 +81,26 @@ def test_only_folders_below_the_root_are_reached_whatever_links_say(tmp_path: Pa
             within(path, root)
     with pytest.raises(FolderError, match="not a folder"):
         within(str(root / "gone"), root)
+
+
+def test_only_a_whole_export_of_the_version_is_loaded(tmp_path: Path) -> None:
+    export = make_checkpoint(tmp_path, "c1") / EXPORT
+    verify(Version("c1", str(export)), tmp_path)
+    with pytest.raises(FolderError, match="holds the weights of c1, not of c2"):
+        verify(Version("c2", str(export)), tmp_path)
+    with pytest.raises(FolderError, match="outside this engine's weights root"):
+        verify(Version("c1", str(export)), tmp_path / "other")
+    (export.parent / "other").mkdir()
+    with pytest.raises(FolderError, match="names no file below other"):
+        verify(Version("c1", str(export.parent / "other")), tmp_path)
+    with pytest.raises(FolderError, match="never completed"):
+        verify(Version("c1", str(export.parent)), tmp_path)
+    weights = export / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[3] ^= 1
+    weights.write_bytes(damaged)
+    with pytest.raises(FolderError, match="differs from its manifest"):
+        verify(Version("c1", str(export)), tmp_path)
+    weights.unlink()
+    with pytest.raises(FolderError, match="is missing"):
+        verify(Version("c1", str(export)), tmp_path)

@@ -5,9 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ingest.contracts.fleet import Reference, Version
-from serving.fleet.swap import FLOOR, Measurement, ScoreRequest, SwapRequest, difference, noise, objection
+from serving.fleet.swap import (
+    FLOOR,
+    Measurement,
+    ScoreRequest,
+    SwapRequest,
+    contradiction,
+    difference,
+    noise,
+    objection,
+)
 from serving.vllm_plugin.weights import EngineUnusable, SwapRefused, Weights
 from tests.unit.test_engine_folder import SHAPES, write
 
@@ -41,6 +51,16 @@ def test_a_swap_is_proven_by_both_checksum_and_logprobs() -> None:
     assert "logprobs" in objection(measured(-1.0 - 3 * FLOOR), ours)
     assert "logprobs" in objection(measured(float("nan")), ours)
     assert objection(measured(-1.0 - 3 * FLOOR), reference("v", -1.0, checksum="c", noise=3 * FLOOR)) == ""
+
+
+def test_a_cold_load_must_be_what_an_earlier_one_was() -> None:
+    kept = reference("v", -1.0, checksum="c")
+    assert contradiction(reference("v", -1.0 - FLOOR / 2, checksum="c"), kept) == ""
+    assert "checksum" in contradiction(reference("v", -1.0, checksum="d"), kept)
+    assert "logprobs" in contradiction(reference("v", -2.0, checksum="c", noise=5.0), kept)
+    others = replace(reference("v", -2.0, checksum="c"), sequences=((9, 9, 9),))
+    assert contradiction(others, kept) == ""
+    assert "checksum" in contradiction(replace(others, checksum="d"), kept)
 
 
 class FakeEngine:
