@@ -24,6 +24,19 @@ _FINAL = frozenset({400, 401, 403, 404, 405, 413, 422})
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where answers come from: a policy behind `gateway` (its base URL), asked alike for each of its versions.
+
+    `key` has the role `evaluation`.
+    """
+
+    gateway: str
+    key: str
+    policy: str
+    settings: SamplingSettings
+
+
+@dataclass(frozen=True)
 class Answer:
     """One answer: its text, the engine's finish reason, and the turn on the log."""
 
@@ -60,26 +73,19 @@ async def _ask(
     return Answer(text, finish, turn or answer.get("id", ""))
 
 
-async def sample_async(
-    questions: Sequence[Question],
-    *,
-    settings: SamplingSettings,
-    gateway: str,
-    key: str,
-    policy: str,
-    version: str,
-    evaluation_arm: bool,
+async def _sample(
+    questions: Sequence[Question], source: Source, version: str, evaluation_arm: bool
 ) -> list[list[Answer]]:
-    """`settings.answers` answers to each question, in order; raises `SamplingError` when one cannot be had."""
-    url = gateway.rstrip("/") + "/v1/chat/completions"
-    headers = {"Authorization": f"Bearer {key}", "x-everloop-version": version, "x-everloop-train": "no"}
+    settings = source.settings
+    url = source.gateway.rstrip("/") + "/v1/chat/completions"
+    headers = {"Authorization": f"Bearer {source.key}", "x-everloop-version": version, "x-everloop-train": "no"}
     if evaluation_arm:
         headers["x-everloop-arm"] = "evaluation"
     gate = asyncio.Semaphore(settings.concurrency)
 
     async def one(question: Question) -> Answer:
         body = {
-            "model": policy,
+            "model": source.policy,
             "messages": list(question.messages),
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -105,28 +111,14 @@ async def sample_async(
 
 
 def sample(
-    questions: Sequence[Question],
-    *,
-    settings: SamplingSettings,
-    gateway: str,
-    key: str,
-    policy: str,
-    version: str,
-    evaluation_arm: bool,
+    questions: Sequence[Question], source: Source, version: str, *, evaluation_arm: bool = False
 ) -> list[list[Answer]]:
-    """`sample_async` for a caller without an event loop. The first failure ends it, and is what it raises."""
+    """`source.settings.answers` answers of `version` to each question, in order; `evaluation_arm`: of a challenger.
+
+    Raises `SamplingError` when one cannot be had: the first failure ends it.
+    """
     try:
-        return asyncio.run(
-            sample_async(
-                questions,
-                settings=settings,
-                gateway=gateway,
-                key=key,
-                policy=policy,
-                version=version,
-                evaluation_arm=evaluation_arm,
-            )
-        )
+        return asyncio.run(_sample(questions, source, version, evaluation_arm))
     except ExceptionGroup as group:
         failed, other = group.split(SamplingError)
         if failed is None or other is not None:

@@ -18,7 +18,7 @@ from evaluation.config import EvaluationSettings
 from evaluation.errors import EvaluationError, SuiteError
 from evaluation.guards import Anchor, compare, load_anchor, measure, save_anchor
 from evaluation.report import Scored, render
-from evaluation.sampling import Answer, sample
+from evaluation.sampling import Answer, Source, sample
 from evaluation.statistics import paired, spend
 from evaluation.suites import Question, Target, load_suite, load_target, part_of, suite_digest, value_of
 from evaluation.verdict import decide
@@ -51,8 +51,8 @@ def sample_champion(
     output: Path,
 ) -> None:
     """Draws the champion's answers for `evaluate`, once a run. Raises `EvaluationError` where they cannot be had."""
-    questions = _questions(settings, look)
-    _champion_answers(settings, questions, policy, run_id, champion, gateway, key, output)
+    source = Source(gateway, key, policy, settings.sampling)
+    _champion_answers(source, _questions(settings, look), run_id, champion, output)
 
 
 def _questions(settings: EvaluationSettings, look: int) -> tuple[Question, ...]:
@@ -66,29 +66,14 @@ def _questions(settings: EvaluationSettings, look: int) -> tuple[Question, ...]:
 
 
 def _champion_answers(
-    settings: EvaluationSettings,
-    questions: tuple[Question, ...],
-    policy: str,
-    run_id: str,
-    champion: str,
-    gateway: str,
-    key: str,
-    output: Path,
+    source: Source, questions: tuple[Question, ...], run_id: str, champion: str, output: Path
 ) -> list[list[Answer]]:
     path, suite = output / CHAMPION, suite_digest(questions)
     if path.exists():
         drawn = msgspec.json.decode(path.read_bytes(), type=_Drawn)
         if (drawn.run_id, drawn.champion, drawn.suite) == (run_id, champion, suite):
             return drawn.answers
-    answers = sample(
-        questions,
-        settings=settings.sampling,
-        gateway=gateway,
-        key=key,
-        policy=policy,
-        version=champion,
-        evaluation_arm=False,
-    )
+    answers = sample(questions, source, champion)
     write_atomically(path, msgspec.json.encode(_Drawn(run_id, champion, suite, answers)))
     return answers
 
@@ -125,18 +110,9 @@ def evaluate(
     def scored(answers: list[list[Answer]]) -> Scored:
         return Scored(answers, None if target is None else _values(target, questions, answers))
 
-    old = scored(_champion_answers(settings, questions, policy, run_id, champion, gateway, key, output))
-    new = scored(
-        sample(
-            questions,
-            settings=settings.sampling,
-            gateway=gateway,
-            key=key,
-            policy=policy,
-            version=challenger,
-            evaluation_arm=True,
-        )
-    )
+    source = Source(gateway, key, policy, settings.sampling)
+    old = scored(_champion_answers(source, questions, run_id, champion, output))
+    new = scored(sample(questions, source, challenger, evaluation_arm=True))
     anchor_folder = anchors if anchors is not None else output.parent
     guards = _guards(settings, questions, champion, old, new, anchor_folder)
     alpha = spend(settings.alpha, look, settings.spending)

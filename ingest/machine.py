@@ -1,8 +1,4 @@
-"""What this machine's processor is good at, without importing torch.
-
-The agent that starts engines asks here, for it must stay light; the trainer, which has torch, asks torch
-(`trainer/precision.py`).
-"""
+"""What this machine's processor is good at, without importing torch: the agent that starts engines must stay light."""
 
 from pathlib import Path
 
