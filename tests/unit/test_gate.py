@@ -122,6 +122,20 @@ def test_data_docs_show_each_dataset(tmp_path: Path) -> None:
     assert "subject 1" not in "".join(path.read_text() for path in site.glob("validations/p/*/*/*.html"))
 
 
+def test_data_docs_keep_the_newest_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingest.gate.KEPT", 2)
+    docs = tmp_path / "docs"
+    for number, dataset in enumerate(("z", "y", "x")):
+        rows = [row | {"turn_id": f"{dataset} {row['turn_id']}"} for row in good_rows()]
+        propose(tmp_path, rows, dataset, created_at=CUT + number)
+        ask(tmp_path, docs, dataset)
+    results = {path.parts[-3] for path in docs.glob("gx/uncommitted/validations/p/*/*/*.json")}
+    assert results == {path.parts[-3] for path in docs.glob("site/validations/p/*/*/*.html")} == {"y", "x"}
+    index = index_of(docs).read_text()
+    assert "validations/p/x/" in index
+    assert "validations/p/z/" not in index
+
+
 def change(*changed: int, **values: Any) -> Callable[[Rows], Rows]:
     """Rows with some fields of some rows set."""
     return lambda rows: [row | values if number in changed else row for number, row in enumerate(rows)]
