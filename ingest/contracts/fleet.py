@@ -84,6 +84,17 @@ ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
 }
 
 
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A version that an engine was to serve and failed to take in; it tries again, later each time in a row."""
+
+    version: str
+    error: str
+    attempts: int = 1
+    """In a row, since its agent started."""
+    standing: bool = True
+    """Whether it leaves the version alone for now; then it would try again."""
+
+
 class Engine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An engine as control knows it. `url` is the vLLM server's, without a trailing slash."""
 
@@ -99,11 +110,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     build: str = ""
     max_model_len: int = 0
     error: str = ""
+    refusal: Refusal | None = None
     last_seen: float = 0.0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an engine's agent says of its engine, every second."""
+    """What an engine's agent says of its engine, every second. `version` is what it really serves."""
 
     policy: str
     url: str
@@ -114,6 +126,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     build: str = ""
     max_model_len: int = 0
     error: str = ""
+    """For people: why it does not serve what it should."""
+    refusal: Refusal | None = None
+    """What it failed to take in last, until it serves what it was told to."""
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +152,6 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: Version
     load: str = "hot"
     reference: Reference | None = None
-    drain: bool = False
 
 
 class Swap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.contracts.fleet import Assignment, Engine, EngineState, Heartbeat, Swap, Version
+from ingest.contracts.fleet import Assignment, Engine, EngineState, Heartbeat, Refusal, Swap, Version
 from serving.control import policies
 from serving.control.errors import InvalidTransition, NotFound
 from serving.control.tables import EngineRow, SwapRow
@@ -74,6 +74,7 @@ _DEFAULTS: dict[str, object] = {
     "build": "",
     "max_model_len": 0,
     "error": "",
+    "refusal": None,
 }
 
 
@@ -125,6 +126,7 @@ def _engine(row: EngineRow) -> Engine:
         build=row.build,
         max_model_len=row.max_model_len,
         error=row.error,
+        refusal=msgspec.convert(row.refusal, Refusal | None),
     )
 
 

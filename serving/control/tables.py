@@ -56,6 +56,7 @@ class EngineRow(Base):
     build: Mapped[str] = mapped_column(Text)
     max_model_len: Mapped[int] = mapped_column(Integer)
     error: Mapped[str] = mapped_column(Text)
+    refusal: Mapped[dict | None] = mapped_column(JSON)
     target: Mapped[dict | None] = mapped_column(JSON)
 
 

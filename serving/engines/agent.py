@@ -61,7 +61,6 @@ class Agent:
         """How what it served last behaves, by control's word or by a measurement that control took."""
         self._failed_starts = 0
         self._state = EngineState.JOINING
-        self._error = ""
         self._refusals = Refusals(time.monotonic)
 
     def stop(self) -> None:
@@ -91,7 +90,7 @@ class Agent:
 
     def _pending(self) -> Assignment | None:
         assignment = self._reporter.assignment
-        if assignment is None or assignment.drain or assignment.target.version == self._served.version:
+        if assignment is None or assignment.target.version == self._served.version:
             return None
         return None if self._refusals.stand(assignment.target.version) else assignment
 
@@ -109,7 +108,7 @@ class Agent:
             await self._load(self._served)
         except LoadFailed as error:
             self._failed_starts += 1
-            self._fail(str(error), EngineState.FAILED)
+            self._refuse(self._served, str(error), EngineState.FAILED)
         else:
             self._state = EngineState.READY
 
@@ -133,7 +132,7 @@ class Agent:
         if problem:
             await self._engine.end(0.0)
             raise LoadFailed(f"{version.version} was loaded and does not behave as it should: {problem}")
-        self._served, self._reference, self._error, self._failed_starts = version, measured, "", 0
+        self._served, self._reference, self._failed_starts = version, measured, 0
         self._refusals.forget(version.version)
         log.info("engine %s loaded %s in %.1f s", self._settings.engine_id, version.version, time.monotonic() - began)
 
@@ -177,11 +176,11 @@ class Agent:
         swap = replace(swap, total_ms=(time.monotonic() - began) * 1000.0)
         self._reporter.tell(swap)
         if swap.error:
-            self._refusals.add(assignment.target.version)
-            self._fail(swap.error, EngineState.READY if self._engine.running else EngineState.JOINING)
+            up = self._engine.running
+            self._refuse(assignment.target, swap.error, EngineState.READY if up else EngineState.JOINING)
         else:
             self._refusals.forget(assignment.target.version)
-            self._served, self._state, self._error = assignment.target, EngineState.READY, ""
+            self._served, self._state = assignment.target, EngineState.READY
             if hot:
                 self._reference = reference
             log.info("engine %s took in %s (%s)", self._settings.engine_id, swap.to_version, swap.load)
@@ -211,9 +210,6 @@ class Agent:
     async def _watch(self) -> None:
         await self._pause(LOOK_SECONDS)
         await self._engine.look()
-        drain = self._reporter.assignment is not None and self._reporter.assignment.drain
-        if self._state in (EngineState.READY, EngineState.DRAINING):
-            self._state = EngineState.DRAINING if drain else EngineState.READY
 
     async def _drain(self) -> None:
         """Takes nothing new, and waits for what is in flight, `drain_seconds` at most."""
@@ -227,12 +223,16 @@ class Agent:
         except TimeoutError:
             return
 
-    def _fail(self, error: str, state: EngineState) -> None:
-        self._error, self._state = error, state
+    def _refuse(self, version: Version, error: str, state: EngineState) -> None:
+        self._refusals.add(version.version, error)
+        self._state = state
         log.warning("engine %s: %s", self._settings.engine_id, error)
 
     def _heartbeat(self) -> Heartbeat:
-        info, settings = self._engine.info, self._settings
+        info, settings, assignment = self._engine.info, self._settings, self._reporter.assignment
+        refusal = self._refusals.last()
+        if info is not None and assignment is not None and info.version == assignment.target.version:
+            refusal = None  # it serves what it should: what failed before is past
         return Heartbeat(
             policy=settings.policy,
             url=settings.url,
@@ -242,5 +242,6 @@ class Agent:
             version=info.version if info else "",
             build=info.build if info else "",
             max_model_len=info.max_model_len if info else 0,
-            error=self._error,
+            error=refusal.error if refusal else "",
+            refusal=refusal,
         )

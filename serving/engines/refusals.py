@@ -2,8 +2,18 @@
 
 from collections.abc import Callable
 
+import msgspec
+
+from ingest.contracts.fleet import Refusal
+
 FIRST_SECONDS = 30.0
 LONGEST_SECONDS = 600.0
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    error: str
+    attempts: int
+    until: float
 
 
 class Refusals:
@@ -11,20 +21,29 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._counts: dict[str, int] = {}
-        self._until: dict[str, float] = {}
+        self._failed: dict[str, _Failed] = {}
 
-    def add(self, version: str) -> None:
+    def add(self, version: str, error: str) -> None:
         """It failed, once more."""
-        row = self._counts.get(version, 0)
-        self._counts[version] = row + 1
-        self._until[version] = self._clock() + min(FIRST_SECONDS * 2**row, LONGEST_SECONDS)
+        before = self._failed.pop(version, None)
+        attempts = before.attempts + 1 if before else 1
+        self._failed[version] = _Failed(error, attempts, self._clock() + _wait(attempts))
 
     def forget(self, version: str) -> None:
         """It was taken in: nothing is held against it."""
-        self._counts.pop(version, None)
-        self._until.pop(version, None)
+        self._failed.pop(version, None)
 
     def stand(self, version: str) -> bool:
         """Whether to leave it alone for now."""
-        return self._clock() < self._until.get(version, float("-inf"))
+        return version in self._failed and self._clock() < self._failed[version].until
+
+    def last(self) -> Refusal | None:
+        """What failed last and is not forgotten."""
+        if not self._failed:
+            return None
+        version, failed = next(reversed(self._failed.items()))
+        return Refusal(version=version, error=failed.error, attempts=failed.attempts, standing=self.stand(version))
+
+
+def _wait(attempts: int) -> float:
+    return min(FIRST_SECONDS * 2.0 ** (attempts - 1), LONGEST_SECONDS)

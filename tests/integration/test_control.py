@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ingest.contracts.fleet import EngineState
+from ingest.contracts.fleet import EngineState, Refusal
 from tests.integration.serving_stack import Stack, wait_until
 
 pytestmark = pytest.mark.integration
@@ -156,6 +156,17 @@ def test_states_follow_the_table(stack: Stack) -> None:
     assert states(stack) == {"e": "draining"}
     stack.control("DELETE", "/v1/engines/e").raise_for_status()
     assert states(stack) == {}
+
+
+def test_what_an_engine_refuses_is_told_until_it_takes_it_in(stack: Stack) -> None:
+    refusal = Refusal(version="v2", error="its head is stale", attempts=2)
+    stack.beat("a", "http://x", refusal=refusal, error="its head is stale")
+    stack.beat("b", "http://x")
+    a, b = fleet(stack)["engines"]
+    assert (a["refusal"], a["version"]) == ({"version": "v2", "error": "its head is stale", "attempts": 2}, "base")
+    assert "refusal" not in b
+    stack.beat("a", "http://x", version="v2")
+    assert "refusal" not in fleet(stack)["engines"][0]
 
 
 def test_silent_engines_are_lost_and_may_come_back(stack: Stack) -> None:

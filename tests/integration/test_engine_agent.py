@@ -72,10 +72,10 @@ class FakeControl:
         folder = self.checkpoints / "p" / version
         return (folder if folder.exists() else make_checkpoint(self.checkpoints, version, policy="p")) / EXPORT
 
-    def assign(self, version: str, *, load: str = "hot", build: str | None = BUILD, drain: bool = False) -> None:
+    def assign(self, version: str, *, load: str = "hot", build: str | None = BUILD) -> None:
         reference = msgspec.structs.replace(REFERENCE, version=version, build=build) if build else None
         target = Version(version, str(self.export(version)))
-        self.assignment = Assignment(target=target, load=load, reference=reference, drain=drain)
+        self.assignment = Assignment(target=target, load=load, reference=reference)
 
 
 class Stage:
@@ -176,11 +176,25 @@ async def test_a_swap_that_fails_leaves_the_version_before_in_service(stage: Sta
     stage.control.assign(version)
     beat = await stage.until(lambda beat: bool(beat.error))
     assert (beat.state, beat.version) == (EngineState.READY, "v0")
+    assert beat.refusal is not None
+    assert (beat.refusal.version, beat.refusal.attempts, beat.refusal.standing) == (version, 1, True)
     assert version.split("-")[0] in beat.error
+    assert beat.refusal.error == beat.error
     await asyncio.sleep(1.5)
     assert len(stage.control.all(Swap)) == 1  # it is left alone for a while
     stage.control.assign("v1")
-    assert (await stage.until_ready("v1")).error == ""
+    beat = await stage.until_ready("v1")
+    assert (beat.error, beat.refusal) == ("", None)
+
+
+async def test_it_says_what_it_refuses_until_something_else_is_asked_of_it(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("broken-1", build=None)
+    beat = await stage.until(lambda beat: beat.refusal is not None and beat.state == EngineState.READY)
+    assert (beat.version, beat.refusal.version) == ("v0", "broken-1")  # also once v0 is loaded again
+    assert "vLLM ended with 3" in beat.error
+    stage.control.assign("v0")
+    await stage.until(lambda beat: beat.refusal is None)
 
 
 async def test_an_unusable_engine_is_started_anew_on_what_it_served(stage: Stage) -> None:
@@ -264,14 +278,6 @@ async def test_it_goes_on_while_control_is_away_and_tells_it_afterwards(stage: S
     stage.control.away = False
     await stage.until_ready("v1")
     assert stage.control.all(Swap)
-
-
-async def test_drain_takes_it_out_of_service_and_back(stage: Stage) -> None:
-    await stage.until_ready("v0")
-    stage.control.assign("v1", drain=True)
-    await stage.until(lambda beat: (beat.state, beat.version) == (EngineState.DRAINING, "v0"))
-    stage.control.assign("v0")
-    await stage.until_ready("v0")
 
 
 async def test_stop_drains_ends_the_child_and_leaves(stage: Stage) -> None:

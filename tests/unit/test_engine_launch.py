@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from ingest.contracts.fleet import Version
+from ingest.contracts.fleet import Refusal, Version
 from serving.engines.launch import EngineSettings, command, environment
 from serving.engines.refusals import FIRST_SECONDS, LONGEST_SECONDS, Refusals
 from serving.engines.vllm import parse
@@ -72,18 +72,31 @@ def test_a_refused_version_waits_longer_each_time() -> None:
     now = 100.0
     refusals = Refusals(lambda: now)
     assert not refusals.stand("v")
-    refusals.add("v")
+    refusals.add("v", "why")
     assert refusals.stand("v")
     assert not refusals.stand("w")
     now += FIRST_SECONDS
     assert not refusals.stand("v")
-    refusals.add("v")
+    refusals.add("v", "why")
     now += FIRST_SECONDS * 1.5
     assert refusals.stand("v")
     for _ in range(20):
-        refusals.add("v")
+        refusals.add("v", "why")
     now += LONGEST_SECONDS
     assert not refusals.stand("v")
-    refusals.add("v")
+    refusals.add("v", "why")
     refusals.forget("v")
     assert not refusals.stand("v")
+
+
+def test_what_failed_last_is_told() -> None:
+    now = 100.0
+    refusals = Refusals(lambda: now)
+    assert refusals.last() is None
+    for version in ("v", "w", "v"):
+        refusals.add(version, f"{version} is damaged")
+    assert refusals.last() == Refusal(version="v", error="v is damaged", attempts=2, standing=True)
+    now += LONGEST_SECONDS
+    assert refusals.last() == Refusal(version="v", error="v is damaged", attempts=2, standing=False)
+    refusals.forget("v")
+    assert refusals.last() == Refusal(version="w", error="w is damaged", attempts=1, standing=False)
