@@ -62,7 +62,7 @@ class EvaluationSettings(BaseModel):
     target: str | None = Field(
         default=None,
         description="`module:function`, called as f(question, answer, finish) -> 0..1, the value of an answer. "
-        "Without one there is only non-inferiority, and the best verdict is `canary`.",
+        "A policy's loop needs one: else there is only non-inferiority, and the best verdict is `canary`.",
     )
     sampling: SamplingSettings = Field(default=SamplingSettings(), description="How answers are drawn.")
     alpha: float = Field(

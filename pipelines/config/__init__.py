@@ -138,6 +138,15 @@ class PolicyConfig(_Model):
     evaluation: EvaluationSettings
     schedule: ScheduleConfig = Field(default=ScheduleConfig())
 
+    @model_validator(mode="after")
+    def _a_target(self) -> "PolicyConfig":
+        if self.evaluation.target is None:
+            raise ValueError(
+                "evaluation.target is not set, and without one the best verdict is canary: a rollout to some users, "
+                'which everloop does not do yet. Name what values an answer, target = "module:function"'
+            )
+        return self
+
 
 class Config(_Model):
     """The whole file."""

@@ -24,6 +24,7 @@ model = "models/small"
 
 [policies.helper.evaluation]
 suite = "questions.jsonl"
+target = "mytask:score"
 
 [policies.helper.schedule]
 every_seconds = 5
@@ -67,6 +68,14 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     assert config.engines[1].port == 8123
     assert config.everloop.home == tmp_path / "elsewhere"
     assert config.log.kind == "kafka"
+
+
+def test_a_policy_without_a_target_is_refused_for_nothing_could_be_promoted(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, GOOD.replace('target = "mytask:score"\n', ""))
+    assert problem.startswith(
+        "policies.helper: evaluation.target is not set, and without one the best verdict is canary"
+    )
+    assert problem.endswith('target = "module:function"')
 
 
 def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
