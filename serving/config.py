@@ -21,7 +21,7 @@ class GatewaySettings(_Settings):
         15.0, ge=0, description="How long a request waits for an engine to become ready before it gets a 503."
     )
     engine_silence_seconds: float = Field(
-        300.0, gt=0, description="An engine that sends nothing for so long is taken for lost."
+        300.0, gt=0, description="A stream of an engine in which nothing comes for so long is taken for lost."
     )
     turn_seconds: float = Field(3600.0, gt=0, description="Longest time that one turn may take.")
     spool_bytes: int = Field(

@@ -75,7 +75,9 @@ class EngineClient:
     """Connections to all engines, kept open between requests."""
 
     def __init__(self, silence_seconds: float) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        """`silence_seconds`: a stream in which nothing comes for so long is taken for lost."""
+        self._patient = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        self._streaming = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         self._urls: dict[tuple[str, str], URL] = {}
 
     async def __aenter__(self) -> Self:
@@ -83,7 +85,7 @@ class EngineClient:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            timeout=self._timeout,
+            timeout=self._patient,
             skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
         )
         return self
@@ -91,8 +93,11 @@ class EngineClient:
     async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._session.close()
 
-    async def ask(self, engine: Engine, path: str, body: bytes, request_id: str) -> EngineAnswer:
-        """Sends a request and waits for the answer's first bytes. Raises `EngineBroke`."""
+    async def ask(self, engine: Engine, path: str, body: bytes, request_id: str, *, stream: bool) -> EngineAnswer:
+        """Sends a request and waits for the answer's first bytes. Raises `EngineBroke`.
+
+        A JSON answer has its first byte when all of it was generated: how long that may take is up to who asks.
+        """
         headers = {
             "content-type": "application/json",
             "authorization": f"Bearer {engine.token}",
@@ -100,7 +105,12 @@ class EngineClient:
             "x-request-id": request_id,
         }
         try:
-            response = await self._session.post(self._url(engine, path), data=body, headers=headers)
+            response = await self._session.post(
+                self._url(engine, path),
+                data=body,
+                headers=headers,
+                timeout=self._streaming if stream else self._patient,
+            )
             try:
                 return EngineAnswer(response, await response.content.readany())
             except BaseException:

@@ -34,6 +34,8 @@ class Progress:
         """The only version that may answer, where the caller names one."""
         self.affinity = caller.session or caller.conversation.opening
         self.engine: Engine
+        self.deadline = asyncio.get_running_loop().time() + gateway.settings.turn_seconds
+        """When the turn has taken too long, in the loop's time."""
         self.left = False
         self.status = 200
         self.streams = False
@@ -45,6 +47,11 @@ class Progress:
         if ask.model != policy.name:
             self._rename = (_named(policy.name), _named(ask.model))
         self._aborting: asyncio.Task[None] | None = None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the turn has taken too long."""
+        return asyncio.get_running_loop().time() >= self.deadline
 
     def engine_body(self) -> bytes:
         """The request as `engine` is to get it."""

@@ -15,15 +15,15 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from ingest.contracts.fleet import Key, Role
+from ingest.contracts.fleet import Engine, Key, Role
 from ingest.contracts.ids import new_turn_id
 from serving.gateway.dialects.base import Dialect, Reply
 from serving.gateway.engine_client import EngineAnswer, EngineBroke
-from serving.gateway.errors import CaptureFailed, EngineFailed, EngineLost, VersionUnavailable
+from serving.gateway.errors import CaptureFailed, EngineFailed, EngineLost, Unavailable, VersionUnavailable
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
 from serving.gateway.progress import Progress, begin
@@ -64,13 +64,22 @@ async def read(gateway: Gateway, exchange: Exchange, dialect: Dialect, key: Key,
 async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer | None]:
     """Steps 3 and 7: an engine's answer from its first byte on; asks a second engine where the first one fails.
 
-    None where the caller left and the engine ended without an answer. Raises `EngineFailed`, `ClientLeft`.
+    None where the caller left and the engine ended without an answer. Raises `EngineFailed`, `ClientLeft`; where an
+    engine may have generated something, the turn is recorded then, too.
     """
     tried: list[str] = []
-    while len(tried) < 2:
-        engine = await gateway.choose_engine(turn.policy.name, turn.role, turn.affinity, turn.version, tried)
+    silent: Engine | None = None
+    while len(tried) < 2 and not (tried and turn.overdue):
+        try:
+            engine = await gateway.choose_engine(turn.policy.name, turn.role, turn.affinity, turn.version, tried)
+        except (Unavailable, VersionUnavailable):
+            if not tried:
+                raise
+            break
         if turn.left:
-            raise ClientLeft
+            break
+        if tried:
+            gateway.metrics.retried(turn.policy.name)
         turn.engine = engine
         with gateway.carrying(engine):
             answer = await ask(gateway, turn)
@@ -81,21 +90,30 @@ async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer 
                     if answer is not None:
                         answer.close()
                 return
+            if answer is None or answer.status < 400:
+                silent = engine
             if answer is not None:
                 answer.close()
         log.warning("engine %s failed before its first byte: turn %s", engine.engine_id, turn.caller.turn_id)
         gateway.suspicion.failed(engine.engine_id)
-        if not tried:
-            gateway.metrics.retried(turn.policy.name)
         tried.append(engine.engine_id)
+    if silent is not None:
+        with suppress(EngineLost):  # that would say it in mid-answer
+            await commit(gateway, turn, Ending(engine=silent, lost=True, left=turn.left, finished_at=time.time()))
+    if turn.left:
+        raise ClientLeft
     raise EngineFailed("No engine gave an answer: try again in a moment.")
 
 
 async def ask(gateway: Gateway, turn: Progress) -> EngineAnswer | None:
-    """Sends the request to `turn.engine`; None where the engine broke off."""
+    """Sends the request to `turn.engine`; None where the engine broke off, or the turn has taken too long."""
+    body = turn.engine_body()
     try:
-        return await gateway.engines.ask(turn.engine, turn.dialect.path, turn.engine_body(), turn.request_id)
-    except EngineBroke:
+        async with asyncio.timeout_at(turn.deadline):
+            return await gateway.engines.ask(
+                turn.engine, turn.dialect.path, body, turn.request_id, stream=turn.ask.stream
+            )
+    except (EngineBroke, TimeoutError):
         return None
 
 
@@ -105,7 +123,7 @@ async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, e
     if answer is not None:
         ending.status = turn.status = answer.status
         try:
-            async with asyncio.timeout(gateway.settings.turn_seconds):
+            async with asyncio.timeout_at(turn.deadline):
                 await (relay_stream if answer.is_stream else relay_body)(turn, answer, exchange, ending)
         except EngineBroke:
             ending.lost = not turn.left

@@ -77,16 +77,33 @@ def test_engines_killed_before_and_after_their_first_byte(tmp_path: Path) -> Non
         stack.settle()
         for url in (second, third):
             httpx.post(f"{url}/stand-in", json={"faults": ["die_before"]}).raise_for_status()
-        # One of the two dies; the other would too, so it is first told not to.
         stack.processes.pop("first").wait(30)
         stack.control("DELETE", "/v1/engines/first").raise_for_status()
         with pytest.raises(openai.InternalServerError):
             client.chat.completions.create(model="policy", messages=HI)
+        for name in ("second", "third"):
+            stack.processes.pop(name).wait(30)
+            stack.control("DELETE", f"/v1/engines/{name}").raise_for_status()
         fourth = stack.start_engine("fourth")
         stack.beat("fourth", fourth)
         stack.settle()
         answer = client.chat.completions.create(model="policy", messages=HI)
         assert stack.turns(answer.id)[0].engine_id == "fourth"
+
+
+def test_a_plain_answer_may_take_the_whole_turn_and_no_longer(tmp_path: Path) -> None:
+    with running(tmp_path, settings={"engine_silence_seconds": 0.2, "turn_seconds": 10}) as stack:
+        engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
+        client = openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.key(), max_retries=0, timeout=60)
+        httpx.post(f"{engine}/stand-in", json={"delay": 0.1}).raise_for_status()
+        answer = client.chat.completions.create(model="policy", messages=HI)
+        assert stack.turns(answer.id)[0].finish is Finish.STOP
+        httpx.post(f"{engine}/stand-in", json={"faults": ["hold"]}).raise_for_status()
+        with pytest.raises(openai.InternalServerError) as failed:
+            client.chat.completions.create(model="policy", messages=HI)
+        assert failed.value.status_code == 502
+        assert stack.turns(failed.value.response.headers["x-request-id"])[0].finish is Finish.ENGINE_LOST
+        assert len(httpx.get(f"{engine}/stand-in").json()["requests"]) == 2
 
 
 def test_control_may_be_away_and_a_gateway_restarts_without_it(tmp_path: Path) -> None:

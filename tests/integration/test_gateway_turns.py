@@ -277,7 +277,10 @@ def test_engines_that_only_fail_are_a_502_that_says_when_to_retry(stack: Stack, 
     with pytest.raises(openai.InternalServerError) as failed:
         client.chat.completions.create(model="policy", messages=HI)
     assert failed.value.status_code == 502
+    assert failed.value.body["code"] == "engine_failed"
     assert failed.value.response.headers["retry-after"] == "1"
+    (turn,) = stack.turns(failed.value.response.headers["x-request-id"])
+    assert (turn.finish, turn.trainable) == (Finish.ENGINE_LOST, False)
 
 
 def test_an_engine_lost_in_mid_answer_is_an_error_event_and_a_turn(stack: Stack, client: openai.OpenAI) -> None:
