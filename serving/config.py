@@ -17,6 +17,9 @@ class GatewaySettings(_Settings):
     max_samples: int = Field(16, ge=1, description="Largest number of samples of one request (n, times prompts).")
     max_in_flight: int = Field(2048, ge=1, description="Turns in progress per worker; above it: 503.")
     body_seconds: float = Field(30.0, gt=0, description="How long a client may take to send its body.")
+    send_seconds: float = Field(
+        30.0, gt=0, description="A client that reads nothing of its answer for so long is taken for gone."
+    )
     engine_wait_seconds: float = Field(
         15.0, ge=0, description="How long a request waits for an engine to become ready before it gets a 503."
     )

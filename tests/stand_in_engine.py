@@ -4,12 +4,12 @@ It speaks `/v1/chat/completions` and `/v1/completions`, streamed and not, emits 
 `ingest.contracts.tap` says, and keeps what it sent for a test to compare with. Each token has a random
 id and logprob; its text is "w<id> ". A request that mentions `call_tool` gets a tool call.
 
-    POST /stand-in  {"faults": [...], "delay": S, "version": V}     the next requests meet one fault each
+    POST /stand-in  {"faults": [...], "delay": S, "version": V, "tokens": N}   the next requests meet one fault each
     GET  /stand-in  {"requests": [bodies], "headers": [...], "sent": {request_id: record}, "aborted": [...]}
 
 Faults: `error500`, `error400`, `drop` (closes before the first byte), `cut` (closes in mid-answer), `die_before` and
-`die_mid` (the process ends), `no_record`, `damaged_record`, `hold` (stops after the first token until
-aborted), `error_event`.
+`die_mid` (the process ends), `no_record`, `damaged_record`, `error_event`, `hold` (stops after the
+first token until aborted), `flood` (the same after 200 tokens of 64 KiB).
 
 With `--control` it posts heartbeats as an engine of the policy `--model`.
 """
@@ -121,7 +121,7 @@ class StandIn:
         while any(sample.finish is None for sample in call.samples):
             if self.delay:
                 await asyncio.sleep(self.delay)
-            if fault == "hold" and at:
+            if at == {"hold": 1, "flood": 200}.get(fault):
                 await stopped.wait()
             if stopped.is_set():
                 for sample in call.samples:
@@ -130,7 +130,8 @@ class StandIn:
             at += 1
             for sample in call.samples:
                 if sample.finish is None:
-                    yield sample, sample.step(self.version)
+                    text = sample.step(self.version)
+                    yield sample, text + "x" * (64 << 10) if fault == "flood" else text
 
     def _record(self, call: "_Call", fault: str) -> bytes:
         record = TapRecord(engine_build="stand-in", first_token_at=None, calls=call.frozen())
@@ -199,6 +200,7 @@ class StandIn:
         self.faults += order.get("faults", [])
         self.delay = order.get("delay", self.delay)
         self.version = order.get("version", self.version)
+        self.length = order.get("tokens", self.length)
         return web.json_response({})
 
     async def tell(self, http: web.Request) -> web.Response:
@@ -226,9 +228,9 @@ class StandIn:
                     async with session.post(url, data=msgspec.json.encode(beat), headers=headers) as response:
                         if response.status == 200:
                             target = msgspec.json.decode(await response.read(), type=Assignment).target
-                            if target.version != beat.version:
+                            if target is not None and target.version != beat.version:
                                 self.version = target.version
-                            beat = msgspec.structs.replace(beat, version=target.version)
+                                beat = msgspec.structs.replace(beat, version=target.version)
                 except aiohttp.ClientError as error:
                     print(f"stand-in: no heartbeat: {type(error).__name__}", file=sys.stderr)
                 await asyncio.sleep(0.3)

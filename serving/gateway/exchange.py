@@ -1,7 +1,8 @@
 """One HTTP request and its response: the ASGI border.
 
 Bounded body, response started once, and word of a client that leaves. Sending to a client that left does
-nothing, so that an engine's answer is read to its end whatever the client does.
+nothing, so that an engine's answer is read to its end whatever the client does. A client that is there and reads
+nothing leaves, too: the kernel ends its connection after a while (`server.bind`).
 """
 
 import asyncio
@@ -28,7 +29,7 @@ class ClientLeft(Exception):
 class Exchange:
     """A request, and the response to it."""
 
-    __slots__ = ("_headers", "_receive", "_send", "left", "request_id", "scope", "started", "status")
+    __slots__ = ("_headers", "_receive", "_send", "left", "request_id", "scope", "sending", "started", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -40,6 +41,8 @@ class Exchange:
         self.status = 499
         """What was answered; 499, as is the custom, while nothing was."""
         self.left = False
+        self.sending = False
+        """Whether `send` waits, or was cancelled while it waited, for the client to read."""
 
     def header(self, name: bytes) -> str | None:
         """A request header by its lower-case name; of duplicates, the last."""
@@ -107,7 +110,9 @@ class Exchange:
 
     async def send(self, data: bytes) -> None:
         """Sends part of a body."""
+        self.sending = True
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.sending = False
 
     async def end(self, data: bytes = b"") -> None:
         """Sends the last part of a body."""

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from math import ceil
 from pathlib import Path
 
 import uvicorn
@@ -40,10 +41,11 @@ class CannotStart(Exception):
     """Why the gateway does not start, in one sentence."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `CannotStart`."""
+def bind(host: str, port: int, send_seconds: float) -> socket.socket:
+    """A listening socket, whose connections end when their peer takes nothing for so long. Raises `CannotStart`."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ceil(send_seconds * 1000))
     try:
         sock.bind((host, port))
         sock.listen(2048)
@@ -74,8 +76,10 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if workers < 1:
         raise CannotStart("--workers must be at least 1")
-    public = bind(host, port)
-    admin = [bind(host, admin_port + i) for i in range(workers)] if admin_port else [None] * workers
+    public = bind(host, port, settings.send_seconds)
+    admin = (
+        [bind(host, admin_port + i, settings.send_seconds) for i in range(workers)] if admin_port else [None] * workers
+    )
 
     def work(index: int) -> None:
         app = App(

@@ -129,7 +129,8 @@ async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, e
             ending.lost = not turn.left
         except TimeoutError:
             turn.abort()
-            ending.lost = True
+            turn.left = turn.left or exchange.sending
+            ending.lost = not turn.left
     ending.left = turn.left
     ending.finished_at = time.time()
     (gateway.suspicion.failed if ending.lost else gateway.suspicion.answered)(turn.engine.engine_id)

@@ -106,6 +106,22 @@ def test_a_plain_answer_may_take_the_whole_turn_and_no_longer(tmp_path: Path) ->
         assert len(httpx.get(f"{engine}/stand-in").json()["requests"]) == 2
 
 
+def test_a_client_that_reads_nothing_has_left(tmp_path: Path) -> None:
+    with running(tmp_path, settings={"send_seconds": 1}) as stack:
+        engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
+        httpx.post(f"{engine}/stand-in", json={"faults": ["flood"], "tokens": 500}).raise_for_status()
+        body = json.dumps({"model": "policy", "messages": HI, "stream": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {stack.key()}\r\n"
+        with socket.create_connection(("127.0.0.1", stack.gateway_port)) as s:
+            s.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            turn_id = s.recv(1024).decode().partition("x-request-id: ")[2].partition("\r\n")[0]
+            (turn,) = stack.turns(turn_id)
+        assert turn.finish is Finish.ABORT
+        assert len(turn.output_ids) // 4 == 200
+        assert httpx.get(f"{engine}/stand-in").json()["aborted"] == [turn_id.removeprefix("chatcmpl-")]
+        wait_until(lambda: stack.metrics()["everloop_turns_in_progress"] == 0, "its place to be free")
+
+
 def test_control_may_be_away_and_a_gateway_restarts_without_it(tmp_path: Path) -> None:
     with running(tmp_path, engine=False) as stack:
         key = stack.key()
