@@ -76,7 +76,7 @@ ENGINE_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
         {EngineState.SWAPPING, EngineState.DRAINING, EngineState.FAILED, EngineState.LOST, EngineState.JOINING}
     ),
     EngineState.SWAPPING: frozenset({EngineState.READY, EngineState.FAILED, EngineState.LOST, EngineState.JOINING}),
-    EngineState.DRAINING: frozenset({EngineState.LOST, EngineState.JOINING}),
+    EngineState.DRAINING: frozenset({EngineState.LOST, EngineState.JOINING, EngineState.FAILED}),
     EngineState.FAILED: frozenset(
         {EngineState.SWAPPING, EngineState.READY, EngineState.LOST, EngineState.JOINING, EngineState.DRAINING}
     ),
@@ -147,11 +147,12 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the engine should serve now. `load` is `hot` (swap in place) or `cold` (a new process)."""
+    """What the engine should serve now."""
 
-    target: Version
-    load: str = "hot"
+    target: Version | None = None
+    """None: what it serves; the desired version waits until it is this engine's turn."""
     reference: Reference | None = None
+    """What a swap in place must reproduce; without it the target is loaded cold, in a new process."""
 
 
 class Swap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ from ingest.contracts.fleet import Assignment, Engine, EngineState, Heartbeat, R
 from serving.control import policies
 from serving.control.errors import InvalidTransition, NotFound
 from serving.control.tables import EngineRow, SwapRow
-from serving.fleet.assignments import Placed, assignment, may_become, target_of
+from serving.fleet.assignments import Placed, may_become, target_of
 
 
 class LastSeen:
@@ -58,10 +58,16 @@ def heartbeat(session: Session, engine_id: str, beat: Heartbeat) -> tuple[Assign
         )
     ]
     placed = _placed(row)
-    target = target_of(placed, policy, others)
+    hot = policies.reference(session, policy.name, policy.desired.version, row.build) is not None
+    target = target_of(placed, policy, others, hot=hot)
     if target != placed.target:
         row.target = msgspec.to_builtins(target)
-    return assignment(target, placed.engine, policies.references(session, policy.name, target.version)), changed
+    if (
+        target is None or beat.role == "evaluation"
+    ):  # what judges a challenger never shares a fault with the swap in place
+        return Assignment(target=target), changed
+    reference = policies.reference(session, policy.name, target.version, row.build)
+    return Assignment(target=target, reference=reference), changed
 
 
 _DEFAULTS: dict[str, object] = {

@@ -57,10 +57,10 @@ def put_reference(session: Session, name: str, reference: Reference) -> None:
         )
 
 
-def references(session: Session, name: str, version: str) -> list[Reference]:
-    """The references of a version, one a build."""
-    rows = session.scalars(select(ReferenceRow).where(ReferenceRow.policy == name, ReferenceRow.version == version))
-    return [msgspec.convert(row.body, Reference) for row in rows]
+def reference(session: Session, name: str, version: str, build: str) -> Reference | None:
+    """How a cold load of a version behaves on one build, None where none was measured."""
+    row = session.get(ReferenceRow, (name, version, build))
+    return None if row is None else msgspec.convert(row.body, Reference)
 
 
 def get(session: Session, name: str) -> Policy:

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 from msgspec.structs import replace
 
-from ingest.contracts.fleet import Assignment, EngineState, Heartbeat, Reference, Swap, Version
+from ingest.contracts.fleet import EngineState, Heartbeat, Reference, Swap, Version
 from serving.engines.child import Child
 from serving.engines.launch import EngineSettings
 from serving.engines.links import ControlLink, EngineError, EngineLink
@@ -84,15 +84,16 @@ class Agent:
         if not self._engine.running:
             await self._revive()
         elif (assignment := self._pending()) is not None:
-            await self._take(assignment)
+            await self._take(*assignment)
         else:
             await self._watch()
 
-    def _pending(self) -> Assignment | None:
+    def _pending(self) -> tuple[Version, Reference | None] | None:
+        """What to take in now, with the reference for a hot swap."""
         assignment = self._reporter.assignment
-        if assignment is None or assignment.target.version == self._served.version:
+        if assignment is None or (target := assignment.target) is None or target.version == self._served.version:
             return None
-        return None if self._refusals.stand(assignment.target.version) else assignment
+        return None if self._refusals.stand(target.version) else (target, assignment.reference)
 
     # Loading
 
@@ -148,15 +149,15 @@ class Agent:
 
     # Taking in an assignment
 
-    async def _take(self, assignment: Assignment) -> None:
-        reference, info = assignment.reference, self._engine.info
-        hot = assignment.load == "hot" and reference is not None and info is not None and reference.build == info.build
+    async def _take(self, target: Version, reference: Reference | None) -> None:
+        info = self._engine.info
+        hot = reference is not None and info is not None and reference.build == info.build
         began, started_at, before = time.monotonic(), time.time(), self._served.version
         swap = Swap(
             engine_id=self._settings.engine_id,
             policy=self._settings.policy,
             from_version=before,
-            to_version=assignment.target.version,
+            to_version=target.version,
             load="hot" if hot else "cold",
             started_at=started_at,
             pause_ms=0.0,
@@ -165,40 +166,40 @@ class Agent:
             total_ms=0.0,
         )
         try:
-            await self._check(assignment.target)
+            await self._check(target)
             if hot:
-                swap = await self._swap(assignment)
+                swap = await self._swap(target, reference)
             else:
                 await self._drain()
-                await self._load(assignment.target)
+                await self._load(target)
         except (LoadFailed, EngineError) as error:
             swap = replace(swap, error=str(error))
         swap = replace(swap, total_ms=(time.monotonic() - began) * 1000.0)
         self._reporter.tell(swap)
         if swap.error:
             up = self._engine.running
-            self._refuse(assignment.target, swap.error, EngineState.READY if up else EngineState.JOINING)
+            self._refuse(target, swap.error, EngineState.READY if up else EngineState.JOINING)
         else:
-            self._refusals.forget(assignment.target.version)
-            self._served, self._state = assignment.target, EngineState.READY
+            self._refusals.forget(target.version)
+            self._served, self._state = target, EngineState.READY
             if hot:
                 self._reference = reference
             log.info("engine %s took in %s (%s)", self._settings.engine_id, swap.to_version, swap.load)
 
-    async def _swap(self, assignment: Assignment) -> Swap:
+    async def _swap(self, target: Version, reference: Reference | None) -> Swap:
         """A hot swap. An engine that does not say clearly what it serves afterwards is ended, to be started anew."""
         self._state = EngineState.SWAPPING
         request = SwapRequest(
             engine_id=self._settings.engine_id,
             policy=self._settings.policy,
-            target=assignment.target,
-            reference=assignment.reference,
+            target=target,
+            reference=reference,
         )
         try:
             return await self._engine.link.swap(request)
         finally:
             await self._engine.ask()
-            if not self._trusted(assignment.target):
+            if not self._trusted(target):
                 await self._engine.end(0.0)
 
     def _trusted(self, target: Version) -> bool:
@@ -230,8 +231,8 @@ class Agent:
 
     def _heartbeat(self) -> Heartbeat:
         info, settings, assignment = self._engine.info, self._settings, self._reporter.assignment
-        refusal = self._refusals.last()
-        if info is not None and assignment is not None and info.version == assignment.target.version:
+        refusal, target = self._refusals.last(), assignment.target if assignment else None
+        if info is not None and target is not None and info.version == target.version:
             refusal = None  # it serves what it should: what failed before is past
         return Heartbeat(
             policy=settings.policy,

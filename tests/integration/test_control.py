@@ -116,13 +116,35 @@ def test_engines_swap_in_turn_and_the_fleet_converges(stack: Stack) -> None:
     told = stack.beat("a", "http://x")
     assert told["target"] == {"version": "v2", "path": "/v2"}
     assert told["reference"]["checksum"] == "c"
-    assert stack.beat("b", "http://x")["target"]["version"] == "base"
+    assert "target" not in stack.beat("b", "http://x")
     stack.beat("a", "http://x", state=EngineState.SWAPPING)
-    assert stack.beat("b", "http://x")["target"]["version"] == "base"
+    assert "target" not in stack.beat("b", "http://x")
     stack.beat("a", "http://x", version="v2")
     assert stack.beat("b", "http://x")["target"]["version"] == "v2"
     assert fleet(stack)["converged"] == {"policy": False}
     stack.beat("b", "http://x", version="v2")
+    assert fleet(stack)["converged"] == {"policy": True}
+
+
+def test_without_a_reference_engines_leave_service_one_at_a_time(stack: Stack) -> None:
+    for name in ("a", "b"):
+        stack.beat(name, "http://x")
+    stack.control("PUT", "/v1/policies/policy/desired", {"version": "cold", "path": "/cold"}).raise_for_status()
+    assert stack.beat("a", "http://x")["target"]["version"] == "cold"
+    for state in (EngineState.READY, EngineState.DRAINING, EngineState.JOINING):
+        stack.beat("a", "http://x", state=state)
+        assert "target" not in stack.beat("b", "http://x")
+    refusal = Refusal(version="cold", error="vLLM ended with 3")
+    assert "target" not in stack.beat("a", "http://x", refusal=refusal)
+    assert stack.beat("b", "http://x")["target"]["version"] == "cold"
+    stack.beat("b", "http://x", state=EngineState.DRAINING)
+    again = Refusal(version="cold", error="vLLM ended with 3", standing=False)
+    assert "target" not in stack.beat("a", "http://x", refusal=again)
+    stack.beat("b", "http://x", state=EngineState.JOINING)
+    put_reference(stack, "cold").raise_for_status()
+    assert stack.beat("a", "http://x", refusal=again)["reference"]["version"] == "cold"
+    stack.beat("b", "http://x", version="cold")
+    stack.beat("a", "http://x", version="cold")
     assert fleet(stack)["converged"] == {"policy": True}
 
 
@@ -144,6 +166,10 @@ def test_the_first_reference_of_a_version_and_build_stands(stack: Stack) -> None
     stack.control("PUT", "/v1/policies/policy/desired", {"version": "kept", "path": "/kept"}).raise_for_status()
     reference = stack.beat("e", "http://x")["reference"]
     assert (reference["checksum"], reference["logprobs"], reference["noise"]) == ("c", [[-1.0]], 0.0)
+    joining = {"url": "http://x", "state": EngineState.JOINING}
+    assert stack.beat("f", **joining, build="another")["reference"]["build"] == "another"
+    assert "reference" not in stack.beat("g", **joining, build="third")
+    assert "reference" not in stack.beat("h", **joining, role="evaluation")  # it loads cold, always
 
 
 def test_states_follow_the_table(stack: Stack) -> None:
@@ -192,7 +218,7 @@ def test_a_restart_loses_nothing_and_asks_engines_anew(stack: Stack) -> None:
     stack.stop("control", signal.SIGKILL)
     stack.start_control()
     assert stack.control("GET", "/v1/snapshot").json() == before
-    assert stack.beat("b", "http://x")["target"]["version"] == "base"
+    assert "target" not in stack.beat("b", "http://x")
     assert stack.control("GET", "/v1/keys").json()["keys"][-1]["key_id"] == made["key_id"]
     assert stack.control("GET", "/v1/swaps?policy=policy&since=1").json()["swaps"] == [swap]
     assert stack.control("GET", "/v1/swaps?policy=policy&since=6").json()["swaps"] == []

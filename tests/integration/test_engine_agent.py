@@ -72,10 +72,10 @@ class FakeControl:
         folder = self.checkpoints / "p" / version
         return (folder if folder.exists() else make_checkpoint(self.checkpoints, version, policy="p")) / EXPORT
 
-    def assign(self, version: str, *, load: str = "hot", build: str | None = BUILD) -> None:
+    def assign(self, version: str, *, build: str | None = BUILD) -> None:
         reference = msgspec.structs.replace(REFERENCE, version=version, build=build) if build else None
         target = Version(version, str(self.export(version)))
-        self.assignment = Assignment(target=target, load=load, reference=reference)
+        self.assignment = Assignment(target=target, reference=reference)
 
 
 class Stage:
@@ -160,10 +160,10 @@ async def test_a_version_with_a_reference_is_swapped_in_hot_and_reported(stage: 
     assert len(stage.control.all(Reference)) == 1
 
 
-@pytest.mark.parametrize(("load", "build"), [("cold", None), ("hot", None), ("hot", "another")])
-async def test_without_a_reference_of_its_build_a_version_is_loaded_cold(stage: Stage, load: str, build: str) -> None:
+@pytest.mark.parametrize("build", [None, "another"])
+async def test_without_a_reference_of_its_build_a_version_is_loaded_cold(stage: Stage, build: str | None) -> None:
     await stage.until_ready("v0")
-    stage.control.assign("v1", load=load, build=build)
+    stage.control.assign("v1", build=build)
     await stage.until_ready("v1")
     (swap,) = stage.control.all(Swap)
     assert (swap.load, swap.error) == ("cold", "")
@@ -207,7 +207,7 @@ async def test_an_unusable_engine_is_started_anew_on_what_it_served(stage: Stage
 
 async def test_a_version_that_does_not_start_gives_way_to_the_one_before(stage: Stage) -> None:
     await stage.until_ready("v0")
-    stage.control.assign("broken-1", load="cold", build=None)
+    stage.control.assign("broken-1", build=None)
     await stage.until(lambda beat: bool(stage.control.all(Swap)))
     assert "vLLM ended with 3" in stage.control.all(Swap)[0].error
     await stage.until_ready("v0")
