@@ -8,8 +8,8 @@ id and logprob; its text is "w<id> ". A request that mentions `call_tool` gets a
     GET  /stand-in  {"requests": [bodies], "headers": [...], "sent": {request_id: record}, "aborted": [...]}
 
 Faults: `error500`, `error400`, `drop` (closes before the first byte), `cut` (closes in mid-answer), `die_before` and
-`die_mid` (the process ends), `no_record`, `damaged_record`, `error_event`, `hold` (stops after the
-first token until aborted), `flood` (the same after 200 tokens of 64 KiB).
+`die_mid` (the process ends), `no_record`, `damaged_record`, `error_event`, `hold` (stops after the first token until
+aborted), `flood` (the same after 200 tokens of 64 KiB), `deaf` (as `hold`, and then goes on to its end).
 
 With `--control` it posts heartbeats as an engine of the policy `--model`.
 """
@@ -121,9 +121,9 @@ class StandIn:
         while any(sample.finish is None for sample in call.samples):
             if self.delay:
                 await asyncio.sleep(self.delay)
-            if at == {"hold": 1, "flood": 200}.get(fault):
+            if at == {"hold": 1, "deaf": 1, "flood": 200}.get(fault):
                 await stopped.wait()
-            if stopped.is_set():
+            if stopped.is_set() and fault != "deaf":
                 for sample in call.samples:
                     sample.finish = sample.finish or "abort"
                 return

@@ -4,7 +4,7 @@ Invariant: every turn made here passes `Turn.check`; a record that does not keep
 its arrays, and the turn says so.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -42,12 +42,16 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, kw_only=True):
-    """How an engine's answer ended: `lost` in mid-answer, `left` by the caller, or with its `status`."""
+    """How an engine's answer ended: `lost` in mid-answer, `left` by the caller, or with its `status`.
+
+    `shown` are the samples whose end was sent to the caller before it left.
+    """
 
     engine: Engine
     status: int = 200
     lost: bool = False
     left: bool = False
+    shown: Collection[int] = ()
     record: TapRecord | None = None
     replies: Mapping[int, Reply] = {}
     finished_at: float = 0.0
@@ -82,15 +86,17 @@ def _samples(record: TapRecord | None, caller: Caller) -> Iterator[tuple[int, tu
             yield place * each + sample.index, (call, sample)
 
 
-def _finish(ending: Ending, sample: TapSample | None, reply: Reply | None) -> Finish:
+def _finish(ending: Ending, index: int, sample: TapSample | None, reply: Reply | None) -> Finish:
     if ending.lost:
         return Finish.ENGINE_LOST
     if ending.status >= 400:
         return Finish.ERROR
+    if ending.left and index not in ending.shown:
+        return Finish.ABORT
     finish = _ENGINE_WORDS.get(sample.finish or "") if sample is not None else None
     if finish is Finish.STOP and reply is not None and reply.finish == "tool_calls":
         return Finish.TOOL_CALLS
-    return finish or (Finish.ABORT if ending.left else Finish.ERROR)
+    return finish or Finish.ERROR
 
 
 def _turn(
@@ -101,7 +107,7 @@ def _turn(
     sample: TapSample | None,
     reply: Reply | None,
 ) -> Turn:
-    finish = _finish(ending, sample, reply)
+    finish = _finish(ending, index, sample, reply)
     message = reply.message if reply is not None else None
     session, hashes = caller.conversation.close(message)
     reason = why_untrainable(call, sample, finish, trains=caller.trains, arm=caller.arm)

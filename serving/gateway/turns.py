@@ -99,7 +99,7 @@ async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer 
         tried.append(engine.engine_id)
     if silent is not None:
         with suppress(EngineLost):  # that would say it in mid-answer
-            await commit(gateway, turn, Ending(engine=silent, lost=True, left=turn.left, finished_at=time.time()))
+            await commit(gateway, turn, Ending(engine=silent, lost=True, finished_at=time.time()))
     if turn.left:
         raise ClientLeft
     raise EngineFailed("No engine gave an answer: try again in a moment.")
@@ -131,7 +131,6 @@ async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, e
             turn.abort()
             turn.left = turn.left or exchange.sending
             ending.lost = not turn.left
-    ending.left = turn.left
     ending.finished_at = time.time()
     (gateway.suspicion.failed if ending.lost else gateway.suspicion.answered)(turn.engine.engine_id)
     return ending
@@ -140,6 +139,7 @@ async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, e
 async def relay_stream(turn: Progress, answer: EngineAnswer, exchange: Exchange, ending: Ending) -> None:
     """An event stream: each chunk goes out as it comes; the terminal event waits in `turn.tail`."""
     events = EventStream(turn.dialect.terminal)
+    shown = 0
     try:
         chunk = answer.first
         while chunk:
@@ -147,6 +147,8 @@ async def relay_stream(turn: Progress, answer: EngineAnswer, exchange: Exchange,
                 if not exchange.started:
                     await exchange.start(answer.status, answer.content_type, turn.headers(turn.engine.version))
                 await exchange.send(turn.renamed(passed))
+                if not turn.left:
+                    shown += len(passed)
             chunk = await answer.chunk()
         ending.lost = not events.ended and not turn.left
     finally:
@@ -154,6 +156,8 @@ async def relay_stream(turn: Progress, answer: EngineAnswer, exchange: Exchange,
         turn.tail = events.held
         ending.record = events.record
         ending.replies = replies_of(turn.dialect.stream_replies, events.forwarded)
+        seen = replies_of(turn.dialect.stream_replies, events.forwarded[:shown]) if turn.left else ending.replies
+        ending.shown = [index for index, reply in seen.items() if reply.finish]
 
 
 async def relay_body(turn: Progress, answer: EngineAnswer, exchange: Exchange, ending: Ending) -> None:
@@ -182,6 +186,7 @@ async def commit(gateway: Gateway, turn: Progress, ending: Ending) -> None:
         ending.record = await gateway.engines.record(turn.engine, turn.request_id)
     if ending.record is None and ending.status >= 400:
         return  # refused for its form: nothing was sampled
+    ending.left = turn.left
     turns = turns_of(turn.caller, ending)
     versions = versions_of(turns)
     turn.served_version = versions[-1] if versions else ""

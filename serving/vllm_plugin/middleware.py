@@ -9,6 +9,7 @@ gains a record if the engine was called, an error response only if it sampled so
 was sampled would be lost. Instead the engine's requests are aborted, and the app ends by itself.
 """
 
+import asyncio
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, MutableMapping
 from hmac import compare_digest
@@ -35,10 +36,18 @@ class Shared:
         self.tap: Tap | None = None
         self.engine_build = ""
         self.in_flight = 0
+        self._cutting: set[asyncio.Task[None]] = set()
 
     def admits(self, given: bytes | None) -> bool:
         """Whether `given` is the engine's token."""
         return given is not None and compare_digest(given, self.token)
+
+    def cut(self, recording: Recording) -> None:
+        """Sees to it that a request ends, however far it has come; its response then ends by itself."""
+        assert self.tap is not None, "it recorded"
+        task = asyncio.create_task(self.tap.cut(recording))
+        self._cutting.add(task)
+        task.add_done_callback(self._cutting.discard)
 
 
 def header(scope: MutableMapping[str, Any], name: bytes) -> bytes | None:
@@ -65,11 +74,11 @@ class TapMiddleware:
         async def receive_or_abort() -> Message:
             message = await receive()
             if message["type"] == "http.disconnect" and recording.calls:
-                await tap.hang_up(recording)
+                await tap.cut(recording)
             return message
 
-        if request_id:
-            shared.records.start(request_id, recording)
+        if request_id and shared.records.start(request_id, recording):
+            shared.cut(recording)
         shared.in_flight += 1
         previous = CURRENT.set(recording)
         try:

@@ -1,4 +1,4 @@
-"""Records by request id: the running ones, to abort or wait for, and the latest finished ones, bounded.
+"""Records by request id: the running ones, to cut or wait for, and the latest finished ones, bounded.
 
 A record travels at the end of its response. Where that was cut (the gateway died, the connection broke), whoever
 asks in time gets it here once more. The id is the caller's own `X-Request-Id`, the same for every wire format.
@@ -18,16 +18,23 @@ class Records:
         self._limit = limit
         self._max_bytes = max_bytes
         self._running: dict[str, Recording] = {}
+        self._cut: OrderedDict[str, bool] = OrderedDict()
         self._finished: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
 
-    def start(self, request_id: str, recording: Recording) -> None:
-        """From now on `request_id` can be found while it runs."""
+    def start(self, request_id: str, recording: Recording) -> bool:
+        """From now on `request_id` can be found while it runs. Whether it was cut before it came."""
         self._running[request_id] = recording
+        return self._cut.pop(request_id, False)
 
-    def running(self, request_id: str) -> Recording | None:
-        """The recording of a request whose response has not ended."""
-        return self._running.get(request_id)
+    def cut(self, request_id: str) -> Recording | None:
+        """The recording of a request that is to end. None where it does not run; `start` tells if it comes later."""
+        recording = self._running.get(request_id)
+        if recording is None and request_id not in self._finished:
+            self._cut[request_id] = True
+            while len(self._cut) > self._limit:
+                self._cut.popitem(last=False)
+        return recording
 
     def finish(self, request_id: str, recording: Recording) -> None:
         """The response ended, one way or another: keeps the record if anything was sampled."""

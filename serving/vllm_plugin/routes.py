@@ -6,7 +6,8 @@ constant time. Errors: {"error": "sentence"}.
     POST /everloop/swap                    SwapRequest → Swap; 422 refused, 409 rolled back (a Swap, too), 500 unusable
     POST /everloop/score                   ScoreRequest → Reference of the weights that serve now
     GET  /everloop/state                   EngineInfo
-    POST /everloop/abort                   {"request_id": …} → {"aborted": bool}: the response then ends by itself
+    POST /everloop/abort                   {"request_id": …} → {"aborted": bool}: the response then ends by itself;
+                                           false where the request is not here: if it comes later, it is aborted then
     GET  /everloop/records/{request_id}    the record as MessagePack; ?wait=seconds for one that still runs; 404
 """
 
@@ -70,9 +71,9 @@ def attach(app: FastAPI, shared: Shared, weights: Callable[[], Weights]) -> None
         return _json(replace(weights().info(), in_flight=shared.in_flight))
 
     async def abort(request: Request) -> Response:
-        recording = shared.records.running((await _body(request, AbortRequest)).request_id)
-        if recording is not None and shared.tap is not None:
-            await shared.tap.abort_recording(recording)
+        recording = shared.records.cut((await _body(request, AbortRequest)).request_id)
+        if recording is not None:
+            shared.cut(recording)
         return _json({"aborted": recording is not None})
 
     async def record(request: Request) -> Response:

@@ -21,7 +21,7 @@ from ingest.contracts.tap import TapCall, TapRecord, TapSample
 from ingest.contracts.turn import Span
 
 ABORT_AGAIN_SECONDS = 0.5
-"""A request that was still being prepared when the abort came in is met by the next one."""
+"""A request that was still being prepared when the abort came in, so that vLLM did not know it, is met by the next."""
 
 SAMPLING = (
     "temperature",
@@ -137,7 +137,6 @@ class Recording:
         self.engine_build = engine_build
         self.calls: list[Call] = []
         self.first_token_at: float | None = None
-        self.hung_up = False
         self.done = asyncio.Event()
 
     @property
@@ -200,17 +199,12 @@ class Tap:
             await outputs.aclose()
             call.running = False
 
-    async def abort_recording(self, recording: Recording) -> None:
-        """Aborts whatever `recording` still has running; the outputs end as the engine ends them."""
-        running = [call.request_id for call in recording.calls if call.running]
-        if running:
-            await self._client.abort(running)
-
-    async def hang_up(self, recording: Recording) -> None:
-        """The client is gone: aborts until the response has ended. Returns when it has."""
-        recording.hung_up = True
+    async def cut(self, recording: Recording) -> None:
+        """Aborts what `recording` makes the engine do until its response has ended, and returns then."""
         while not recording.done.is_set():
-            await self.abort_recording(recording)
+            running = [call.request_id for call in recording.calls if call.running]
+            if running:
+                await self._client.abort(running)
             try:
                 await asyncio.wait_for(recording.done.wait(), ABORT_AGAIN_SECONDS)
             except TimeoutError:

@@ -245,8 +245,10 @@ def test_a_caller_that_hangs_up_leaves_an_aborted_turn(stack: Stack, client: ope
     assert told(stack)["aborted"][-1] == turn_id.removeprefix("chatcmpl-")
 
 
-def test_a_caller_that_hangs_up_on_a_plain_answer_leaves_one_too(stack: Stack) -> None:
-    script(stack, faults=["hold"])
+@pytest.mark.parametrize(("fault", "tokens"), [("hold", 1), ("deaf", 8)])
+def test_a_caller_that_hangs_up_on_a_plain_answer_leaves_one_too(stack: Stack, fault: str, tokens: int) -> None:
+    """`deaf`: the engine had finished when it heard of the abort, but nobody was shown what it made."""
+    script(stack, faults=[fault])
     before = len(told(stack)["aborted"])
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
@@ -258,7 +260,8 @@ def test_a_caller_that_hangs_up_on_a_plain_answer_leaves_one_too(stack: Stack) -
     wait_until(lambda: len(told(stack)["aborted"]) > before, "the abort")
     (turn,) = stack.turns("chatcmpl-" + told(stack)["aborted"][-1])
     assert turn.finish is Finish.ABORT
-    assert len(unpack_ids(turn.output_ids)) == 1
+    assert not turn.trainable
+    assert len(unpack_ids(turn.output_ids)) == tokens
 
 
 @pytest.mark.parametrize("fault", ["drop", "error500"])

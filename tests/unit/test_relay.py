@@ -1,6 +1,7 @@
-"""How an answer ends whose time runs out: by whose fault."""
+"""How a stream ends: what the caller was shown of it, and by whose fault its time ran out."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from serving.gateway.exchange import Exchange
 from serving.gateway.turns import relay
 
 ENGINE = Engine(engine_id="e", policy="p", url="", token="")
-EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+TEXT = b'data: {"choices":[{"index":%d,"delta":{"content":"a"}}]}\n\n'
+STOP = b'data: {"choices":[{"index":%d,"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
 
 
 async def for_ever() -> Any:
@@ -21,10 +24,36 @@ async def for_ever() -> Any:
 
 
 class Streaming:
-    """An engine's answer of one event, and then nothing."""
+    """An engine's answer, chunk by chunk; one that is not whole goes on for ever without another."""
 
-    status, is_stream, content_type, first = 200, True, b"text/event-stream", EVENT
-    chunk = staticmethod(for_ever)
+    status, is_stream, content_type = 200, True, b"text/event-stream"
+
+    def __init__(self, *chunks: bytes) -> None:
+        self.first, *self.rest = chunks
+        self.ended = chunks[-1] == DONE
+
+    async def chunk(self) -> bytes:
+        if self.rest:
+            return self.rest.pop(0)
+        return b"" if self.ended else await for_ever()
+
+
+def turn_of(seconds: float) -> Any:
+    aborted: list[bool] = []
+    return SimpleNamespace(
+        engine=ENGINE,
+        dialect=DIALECTS["/v1/chat/completions"],
+        deadline=asyncio.get_running_loop().time() + seconds,
+        left=False,
+        aborted=aborted,
+        abort=lambda: aborted.append(True),
+        renamed=lambda data: data,
+        headers=lambda version: [],
+    )
+
+
+def exchange_of(send: Callable[[Any], Any]) -> Exchange:
+    return Exchange({"headers": []}, for_ever, send)
 
 
 @pytest.mark.parametrize("reads", [False, True])
@@ -33,20 +62,29 @@ async def test_a_turn_that_takes_too_long_is_lost_by_whom_it_waits_for(reads: bo
         if message["type"] == "http.response.body" and not reads:
             await for_ever()
 
-    aborted: list[bool] = []
-    turn: Any = SimpleNamespace(
-        engine=ENGINE,
-        dialect=DIALECTS["/v1/chat/completions"],
-        deadline=asyncio.get_running_loop().time() + 0.05,
-        left=False,
-        abort=lambda: aborted.append(True),
-        renamed=lambda data: data,
-        headers=lambda version: [],
-    )
-    suspicion = Suspicion(lambda: 0.0)
+    turn, suspicion = turn_of(0.05), Suspicion(lambda: 0.0)
     gateway: Any = SimpleNamespace(suspicion=suspicion)
-    answer: Any = Streaming()
-    ending = await relay(gateway, turn, answer, Exchange({"headers": []}, for_ever, send))
-    assert aborted == [True]
-    assert (ending.lost, ending.left) == (reads, not reads)
+    answer: Any = Streaming(TEXT % 0)
+    ending = await relay(gateway, turn, answer, exchange_of(send))
+    assert turn.aborted == [True]
+    assert (ending.lost, turn.left) == (reads, not reads)
     assert suspicion.suspected("e") is reads
+
+
+@pytest.mark.parametrize(("leaves_at", "shown"), [(1, []), (2, []), (3, [1]), (4, [0, 1]), (9, [0, 1])])
+async def test_what_a_caller_was_shown_ends_before_it_left(leaves_at: int, shown: list[int]) -> None:
+    """The engine had finished both samples when it heard of it. `leaves_at`: while this chunk is sent."""
+    sent: list[bytes] = []
+    turn = turn_of(60)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+            turn.left = turn.left or len(sent) == leaves_at
+
+    gateway: Any = SimpleNamespace(suspicion=Suspicion(lambda: 0.0))
+    answer: Any = Streaming(TEXT % 0, STOP % 1, STOP % 0, TEXT % 0, DONE)
+    ending = await relay(gateway, turn, answer, exchange_of(send))
+    assert sorted(ending.shown) == shown
+    assert set(ending.replies) == {0, 1}
+    assert not ending.lost

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from httpx import ASGITransport, AsyncClient
 
 from ingest.contracts.arrays import unpack_ids, unpack_logprobs
 from ingest.contracts.tap import LENGTH_HEADER, REQUEST_HEADER, decode_tap
 from ingest.contracts.turn import Span
 from serving.vllm_plugin.middleware import Shared, TapMiddleware
 from serving.vllm_plugin.records import Records
+from serving.vllm_plugin.routes import attach
 from serving.vllm_plugin.tap import CURRENT, Call, Recording, Tap, constrained_by
 
 TOKEN = "secret"
@@ -55,17 +58,20 @@ def output(*parts: tuple[int, list[int], str | None]) -> SimpleNamespace:
 
 
 class FakeClient:
-    """Yields `outputs`; after an abort, what remains is one aborted output."""
+    """Yields `outputs`; after an abort, what remains is one aborted output. The first `deaf` aborts are not heard."""
 
-    def __init__(self, outputs: list[Any], wait: bool = False) -> None:
+    def __init__(self, outputs: list[Any], wait: bool = False, deaf: int = 0) -> None:
         self.outputs = outputs
         self.model_config = SimpleNamespace(logprobs_mode="raw_logprobs")
         self.given: list[Any] = []
+        self.asked = asyncio.Event()
         self.aborted = asyncio.Event()
         self.wait = wait
+        self.deaf = deaf
 
     async def generate(self, prompt: Any, params: Any, request_id: str, **more: Any) -> AsyncGenerator[Any, None]:
         self.given.append(params)
+        self.asked.set()
         for item in self.outputs:
             yield item
         if self.wait:
@@ -73,7 +79,10 @@ class FakeClient:
             yield output((0, [], "abort"))
 
     async def abort(self, ids: list[str]) -> None:
-        self.aborted.set()
+        if self.deaf:
+            self.deaf -= 1
+        else:
+            self.aborted.set()
 
 
 def app_of(shared: Shared, *, stream: bool, status: int = 200, sampling: Any = None, prompt: Any = "p") -> Any:
@@ -192,6 +201,48 @@ async def test_a_client_that_hangs_up_aborts_the_engine_and_the_record_is_kept()
     assert shared.in_flight == 0
 
 
+async def abort(shared: Shared, request_id: str) -> bool:
+    """As the gateway asks for it."""
+    app = FastAPI()
+    attach(app, shared, lambda: pytest.fail("an abort needs no weights"))
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://engine") as client:
+        body = {"request_id": request_id}
+        answer = await client.post("/everloop/abort", json=body, headers={REQUEST_HEADER: TOKEN})
+    return answer.json()["aborted"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_abort_that_comes_before_its_request_waits_for_it(stream: bool) -> None:
+    shared = shared_with(FakeClient([output((0, [1], None))], wait=True))
+    assert await abort(shared, "r1") is False
+    async with asyncio.timeout(30):
+        await call(TapMiddleware(app_of(shared, stream=stream), shared), OURS, (b"x-request-id", b"r1"))
+    data = await shared.records.get("r1", 0.0)
+    assert data is not None
+    assert decode_tap(data).calls[0].samples[0].finish == "abort"
+
+
+async def test_an_abort_that_vllm_does_not_understand_yet_is_said_again() -> None:
+    client = FakeClient([output((0, [1], None))], wait=True, deaf=1)
+    shared = shared_with(client)
+    answer = asyncio.create_task(
+        call(TapMiddleware(app_of(shared, stream=True), shared), OURS, (b"x-request-id", b"r1"))
+    )
+    await client.asked.wait()
+    assert await abort(shared, "r1") is True
+    async with asyncio.timeout(30):
+        await answer
+
+
+async def test_other_requests_are_not_aborted_and_what_is_remembered_is_bounded() -> None:
+    records = Records(limit=2)
+    for name in ("a", "b", "c"):
+        assert records.cut(name) is None
+    assert [records.start(name, Recording("build")) for name in ("a", "b", "c", "d", "c")] == [
+        *(False, True, True, False, False)
+    ]
+
+
 def test_samples_are_keyed_by_index_and_whole_outputs_replace() -> None:
     call_ = Call("r", {}, None)
     call_.add(output((1, [5], None), (0, [6], None)), delta=True)
@@ -227,7 +278,7 @@ async def test_the_store_is_bounded_and_forgets_the_oldest() -> None:
         call_.add(output((0, [1], "stop")), delta=True)
         recording.calls.append(call_)
         records.start(name, recording)
-        assert records.running(name) is recording
+        assert records.cut(name) is recording
         records.finish(name, recording)
     assert [await records.get(name, 0.0) is not None for name in ("a", "b", "c")] == [False, True, True]
     small = Records(max_bytes=10)
