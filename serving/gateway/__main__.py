@@ -12,7 +12,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from serving.config import GatewaySettings
-from serving.gateway.server import CannotStart, serve
+from serving.gateway.server import serve
+from serving.gateway.workers import CannotStart
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,18 +1,14 @@
-"""Worker processes: one socket, several uvicorn servers, each with its own spool and metrics.
+"""The gateway's sockets and servers: one port, and in each worker a uvicorn, a spool and metrics of its own.
 
-The parent binds the port, forks the workers before any thread or loop exists, and starts a worker again that
-died. A worker dies with its parent. With one worker there is no parent.
+The ports are bound before the workers are forked (`workers.py`), and no thread or loop exists then. With one worker
+there is no parent.
 """
 
 import asyncio
 import contextlib
-import ctypes
 import logging
-import os
 import signal
 import socket
-import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from math import ceil
@@ -28,17 +24,11 @@ from serving.gateway.app import App
 from serving.gateway.exchange import Receive, Scope, Send
 from serving.gateway.metrics import Metrics
 from serving.gateway.snapshot import ControlUnreachable
+from serving.gateway.workers import CannotStart, supervise
 
 log = logging.getLogger(__name__)
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-_CANNOT_START = 2
-_RESTART_SECONDS = 1.0
 _DRAIN_SECONDS = 30
-_PR_SET_PDEATHSIG = 1
-
-
-class CannotStart(Exception):
-    """Why the gateway does not start, in one sentence."""
 
 
 def bind(host: str, port: int, send_seconds: float) -> socket.socket:
@@ -96,7 +86,7 @@ def serve(
     if workers == 1:
         work(0)
     else:
-        _supervise(workers, work)
+        supervise(workers, work)
 
 
 class _Server(uvicorn.Server):
@@ -157,55 +147,3 @@ def metrics_app(metrics: Metrics) -> ASGIApp:
         await send({"type": "http.response.body", "body": body})
 
     return app
-
-
-def _supervise(workers: int, work: Callable[[int], None]) -> None:
-    """Forks the workers, and again each that dies, until a signal stops them all."""
-    children: dict[int, int] = {}
-    stopping = False
-    reasons, tell = os.pipe()
-    """Why a worker cannot start: the parent says it, once."""
-
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopping
-        stopping = True
-        for pid in children:
-            os.kill(pid, signal.SIGTERM)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    for index in range(workers):
-        children[_fork(index, work, tell)] = index
-    while children:
-        pid, status = os.wait()
-        index = children.pop(pid)
-        if os.waitstatus_to_exitcode(status) == _CANNOT_START:
-            stop(signal.SIGTERM, None)
-            while children:
-                children.pop(os.wait()[0])
-            raise CannotStart(os.read(reasons, 4096).decode().splitlines()[0])
-        if not stopping:
-            log.error("worker %d died (%s): it is started again", index, os.waitstatus_to_exitcode(status))
-            time.sleep(_RESTART_SECONDS)
-            children[_fork(index, work, tell)] = index
-
-
-def _fork(index: int, work: Callable[[int], None], tell: int) -> int:
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:
-            work(index)
-        code = 0
-    except CannotStart as error:
-        os.write(tell, f"{error}\n".encode())
-        code = _CANNOT_START
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
