@@ -21,7 +21,7 @@ class LogSettings(BaseModel):
     )
     max_bytes: int = Field(
         default=16 << 30,
-        gt=0,
+        ge=4 << 20,
         description="All the spools of a machine together; a gateway that must record refuses requests above it.",
     )
     retention_days: float = Field(

@@ -27,9 +27,6 @@ class GatewaySettings(_Settings):
         300.0, gt=0, description="A stream of an engine in which nothing comes for so long is taken for lost."
     )
     turn_seconds: float = Field(3600.0, gt=0, description="Longest time that one turn may take.")
-    spool_bytes: int = Field(
-        16 << 30, ge=1 << 20, description="Most that the spools below one root may hold; then turns are refused."
-    )
     commit_seconds: float = Field(5.0, gt=0, description="Deadline of a turn's commit to the spool.")
     media_domains: tuple[str, ...] = Field(
         (), description="Hosts from which engines may fetch images, audio and video that a request names by URL."

@@ -50,11 +50,11 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """`path` holds the old bytes or the new, whatever happens in between."""
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """`path` holds the old bytes or the new, whatever happens in between, and those in no file of a wider mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as f:
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as f:
         f.write(data)
         f.flush()
         os.fsync(f.fileno())

@@ -20,7 +20,7 @@ class Room:
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self._root = root
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._added = 0
         self._counted = 0
@@ -35,7 +35,7 @@ class Room:
     @property
     def left(self) -> int:
         """Bytes that still fit."""
-        return max(0, min(self._max_bytes - self.used, self._disk - self._added))
+        return max(0, min(self.max_bytes - self.used, self._disk - self._added))
 
     def take(self, size: int) -> None:
         """Raises `SpoolFull` where `size` bytes do not fit."""
@@ -43,7 +43,7 @@ class Room:
             if size > self.left:
                 raise SpoolFull(
                     f"{size} bytes do not fit: the spools below {self._root} hold {self.used} bytes of "
-                    f"{self._max_bytes}, {self.left} are left; start the forwarder, land and retain, or raise the bound"
+                    f"{self.max_bytes}, {self.left} are left; start the forwarder, land and retain, or raise the bound"
                 )
             self._added += size
 

@@ -109,6 +109,11 @@ class Spool:
         return self._room.used
 
     @property
+    def bound(self) -> int:
+        """Bytes that all the spools below the root may hold together."""
+        return self._room.max_bytes
+
+    @property
     def room(self) -> int:
         """Bytes left, under the bound and on the disk."""
         return self._room.left

@@ -11,14 +11,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ingest.config import LogSettings
 from serving.config import GatewaySettings
 from serving.gateway.server import serve
 from serving.gateway.workers import CannotStart
 
+_LOG = ("segment_bytes", "segment_seconds", "max_bytes")
+"""What the gateway is told of `[log]`."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT; the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         settings = GatewaySettings()
         if options.settings:
@@ -32,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
             control_token=_secret("EVERLOOP_CONTROL_TOKEN"),
             hash_secret=bytes.fromhex(_secret("EVERLOOP_HASH_SECRET")),
             spool=options.spool,
+            log=LogSettings(**{name: getattr(options, name) for name in _LOG}),
             snapshot=options.snapshot or options.spool.parent / "gateway-snapshot.json",
             settings=settings,
         )
@@ -57,19 +62,24 @@ def _sentence(error: Exception) -> str:
     return str(error)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="everloop gateway", description="Serves users and records their turns.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: this machine only)")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--control", required=True, metavar="URL", help="the control process")
-    parser.add_argument("--spool", type=Path, required=True, metavar="DIR", help="where turns are made durable")
-    parser.add_argument("--workers", type=int, default=1, help="processes that share the port")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(prog="everloop gateway", description="Serves users and records their turns.")
+    found.add_argument("--host", default="127.0.0.1", help="address to bind (default: this machine only)")
+    found.add_argument("--port", type=int, required=True)
+    found.add_argument("--control", required=True, metavar="URL", help="the control process")
+    found.add_argument("--spool", type=Path, required=True, metavar="DIR", help="where turns are made durable")
+    for name in _LOG:
+        field = LogSettings.model_fields[name]
+        option = f"--{name.replace('_', '-')}"
+        found.add_argument(option, type=type(field.default), default=field.default, help=field.description)
+    found.add_argument("--workers", type=int, default=1, help="processes that share the port")
+    found.add_argument(
         "--admin-port", type=int, help="port for /metrics of the first worker; further workers have the next ones"
     )
-    parser.add_argument("--snapshot", type=Path, help="where the last snapshot of control is kept")
-    parser.add_argument("--settings", type=Path, metavar="FILE", help="JSON of serving.config.GatewaySettings")
-    return parser
+    found.add_argument("--snapshot", type=Path, help="where the last snapshot of control is kept")
+    found.add_argument("--settings", type=Path, metavar="FILE", help="JSON of serving.config.GatewaySettings")
+    return found
 
 
 if __name__ == "__main__":

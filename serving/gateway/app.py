@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from ingest.config import LogSettings
 from ingest.contracts.fleet import Role
 from ingest.contracts.ids import new_id
 from ingest.spool import Spool
@@ -24,7 +25,7 @@ from serving.gateway.gateway import Gateway
 from serving.gateway.snapshot import Follower
 from serving.gateway.turns import take_turn
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _PLAIN = DIALECTS["/v1/chat/completions"]
 """Whose errors paths without a dialect of their own answer with."""
 _GET = frozenset({"/health", "/v1/models"})
@@ -42,6 +43,7 @@ class App:
         control_token: str,
         hash_secret: bytes,
         spool: Path,
+        log: LogSettings,
         snapshot: Path,
         workers: int = 1,
     ) -> None:
@@ -50,17 +52,23 @@ class App:
         self._control_token = control_token
         self._secret = hash_secret
         self._spool = spool
+        self._log = log
         self._snapshot = snapshot
         self._workers = workers
         self.gateway: Gateway
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Opens everything, to be closed with `stack`. Raises `ControlUnreachable`, `SpoolError`."""
-        settings = self._settings
+        settings, log = self._settings, self._log
         follower = await stack.enter_async_context(
             Follower(self._control, self._control_token, self._snapshot, settings.poll_seconds)
         )
-        spool = Spool.open(self._spool, max_bytes=settings.spool_bytes)
+        spool = Spool.open(
+            self._spool,
+            segment_bytes=log.segment_bytes,
+            segment_seconds=log.segment_seconds,
+            max_bytes=log.max_bytes,
+        )
         stack.callback(spool.close)
         engines = await stack.enter_async_context(EngineClient(settings.engine_silence_seconds))
         self.gateway = Gateway(settings, self._secret, follower, spool, engines, self._workers)
@@ -78,7 +86,7 @@ class App:
         except ClientLeft:
             return
         except Exception as error:  # noqa: BLE001 a bug must reach the log and the caller's dialect, not a broken line
-            log.error("a bug: %s at %s", type(error).__name__, _place(error))
+            logger.error("a bug: %s at %s", type(error).__name__, _place(error))
             await self._fail(exchange, dialect, GatewayError("The gateway failed: its log says where."))
         finally:
             known = path if path in _POST or path in _GET else "other"
@@ -113,7 +121,7 @@ class App:
     async def _fail(self, exchange: Exchange, dialect: Dialect, error: GatewayError) -> None:
         exchange.request_id = exchange.request_id or new_id("req")
         if error.status >= 500:
-            log.warning("%s: %s", exchange.request_id, error.code)
+            logger.warning("%s: %s", exchange.request_id, error.code)
         await exchange.fail(error, dialect.error_body(error), dialect.error_event(error))
 
 

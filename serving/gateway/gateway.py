@@ -94,7 +94,7 @@ class Gateway:
         if policy.capture != "required":
             return
         size = ask.samples * (len(ask.recorded.encode()) + SAMPLE_BYTES)
-        if size > self.settings.spool_bytes:
+        if size > self.spool.bound:
             raise TooLarge("The request, kept with each of its samples, is more than can be recorded: ask for fewer.")
         if size > self.spool.room:
             raise CaptureFailed("The spool is full: answers cannot be recorded, and are not given, until it has room.")

@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 from prometheus_client import generate_latest
 
+from ingest.config import LogSettings
 from ingest.spool import SpoolError
 from serving.config import GatewaySettings
 from serving.gateway.app import App
@@ -26,7 +27,7 @@ from serving.gateway.metrics import Metrics
 from serving.gateway.snapshot import ControlUnreachable
 from serving.gateway.workers import CannotStart, supervise
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 _DRAIN_SECONDS = 30
 
@@ -58,6 +59,7 @@ def serve(
     control_token: str,
     hash_secret: bytes,
     spool: Path,
+    log: LogSettings,
     snapshot: Path,
     settings: GatewaySettings,
 ) -> None:
@@ -78,6 +80,7 @@ def serve(
             control_token=control_token,
             hash_secret=hash_secret,
             spool=spool,
+            log=log,
             snapshot=snapshot,
             workers=workers,
         )
@@ -132,7 +135,7 @@ async def _work(app: App, public: socket.socket, admin: socket.socket | None) ->
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        log.info("gateway serves on port %d, spool %s", public.getsockname()[1], app.gateway.spool.spool_id)
+        logger.info("gateway serves on port %d, spool %s", public.getsockname()[1], app.gateway.spool.spool_id)
         await asyncio.gather(*(server.serve(sockets=[listening]) for server, listening in servers))
 
 

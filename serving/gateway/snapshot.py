@@ -8,7 +8,6 @@ control. The file holds the engines' tokens, so only its owner may read it.
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -131,8 +130,7 @@ class Follower:
 
     def _save(self, body: bytes) -> None:
         try:
-            write_atomically(self._saved, body)
-            os.chmod(self._saved, 0o600)
+            write_atomically(self._saved, body, mode=0o600)
         except OSError as error:
             log.warning("the snapshot could not be kept in %s (%s): a restart would need control", self._saved, error)
 

@@ -141,7 +141,9 @@ def test_control_may_be_away_and_a_gateway_restarts_without_it(tmp_path: Path) -
 
 def test_a_full_spool_refuses_before_anything_is_generated(tmp_path: Path) -> None:
     """The bound is on the spools below one root, so a large file in another spool's folder fills it."""
-    with running(tmp_path, settings={"spool_bytes": 4 << 20}) as stack:
+    with running(tmp_path) as stack:
+        stack.stop("gateway")
+        stack.start_gateway("--max-bytes", str(4 << 20))
         client = openai.OpenAI(base_url=f"{stack.gateway_url}/v1", api_key=stack.key(), max_retries=0, timeout=60)
         engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
         client.chat.completions.create(model="policy", messages=HI)

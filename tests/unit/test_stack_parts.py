@@ -14,6 +14,7 @@ from pipelines.home import Home
 from pipelines.stack import addresses, checks, programs, secrets
 from pipelines.stack.up import Stack
 from promotion import rollout
+from serving.gateway.__main__ import parser as gateway_parser
 from tests.checkpoint_folders import make_checkpoint
 from tests.unit.test_config import GOOD
 
@@ -115,6 +116,16 @@ def test_the_supervisors_configuration_has_every_process_and_no_secret(config_pa
     assert parser["program:scheduler"]["command"].startswith("env EVERLOOP_CONFIG_DIGEST=")
     assert " EVERLOOP__A=1 " in parser["program:scheduler"]["command"]
     assert not any(value in text for value in made.environment().values())
+
+
+def test_what_the_configuration_says_of_the_log_reaches_the_gateway(config_path: Path, home: Home) -> None:
+    values = {"segment_bytes": 1 << 20, "segment_seconds": 0.5, "max_bytes": 8 << 20}
+    config = load(config_path, {f"EVERLOOP__LOG__{name.upper()}": str(value) for name, value in values.items()})
+    where = addresses.choose(config, home, kafka=False)
+    found = programs.programs(config, config_path, home, where, {"helper": "base"}, {})
+    gateway = next(program for program in found if program.name == "gateway")
+    options = gateway_parser().parse_args(gateway.command[3:])
+    assert {name: getattr(options, name) for name in values} == values
 
 
 def test_without_kafka_there_is_no_broker_and_with_an_outside_one_none_of_ours(config_path: Path, home: Home) -> None:
