@@ -1,8 +1,8 @@
 """vLLM as an engine's agent sees it: a process with the plugin's routes. `python -m tests.fake_vllm PORT VERSION`.
 
-The version's name decides what happens: `broken…` ends at its start; `rolled…` is rolled back when swapped in;
-`refused…` is refused; `stuck…` leaves the engine unusable. A file `crash` ends the process; while a file `damaged` is
-beside it, the weights measure as others.
+The version's name decides what happens: `broken…` ends at its start, `flaky…` at its first; swapped in, `rolled…` is
+rolled back, `refused…` is refused, `stuck…` leaves the engine unusable. A file `crash` ends the process; while a file
+`damaged` is beside it, the weights measure as others.
 """
 
 import asyncio
@@ -100,7 +100,15 @@ def end_when(crash: Path) -> None:
     os._exit(7)
 
 
+def first(crash: Path) -> bool:
+    """Whether this is the first start that asks."""
+    started = crash.with_name("started")
+    seen = started.exists()
+    started.touch()
+    return not seen
+
+
 if __name__ == "__main__":
-    if sys.argv[2].startswith("broken"):
+    if sys.argv[2].startswith("broken") or (sys.argv[2].startswith("flaky") and first(Path(sys.argv[3]))):
         sys.exit(3)
     asyncio.run(main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))

@@ -11,8 +11,11 @@ an assignment, or watch. So starts and swaps never overlap.
     every cold load    is measured; control keeps the first measurement of a version and build as its reference, and
                        a load that contradicts it is ended
 
-The engine is `joining` until it runs, is labelled and measured, and control has taken the measurement. A version that
-could not be taken in is left alone for a while; the version before serves on, and `error` says why.
+An assignment counts only as the answer to what the engine says of itself now: one that was given before a start knows
+neither its build nor its version, and one given before a failure does not know that it must wait. So the engine is
+`joining` until it runs, is labelled and measured, control has taken the measurement, and has then asked for no other
+version. What it serves is in each heartbeat, whatever was assigned. A version that could not be taken in is left alone
+for a while; the version before serves on, and `refusal` says why.
 """
 
 import asyncio
@@ -71,6 +74,9 @@ class Agent:
         """Until `stop`; the child ends with it, whatever ends it."""
         reporting = asyncio.create_task(self._reporter.run())
         try:
+            # What control assigns is started at once; without its word, the command line's version. That may have been
+            # rolled back since, but nobody hears that it is ready before control has said what it should serve.
+            await self._reporter.tried.wait()
             while not self._stopping.is_set():
                 await self._work()
             await self._drain()
@@ -82,36 +88,49 @@ class Agent:
 
     async def _work(self) -> None:
         if not self._engine.running:
-            await self._revive()
-        elif (assignment := self._pending()) is not None:
-            await self._take(*assignment)
-        else:
-            await self._watch()
-
-    def _pending(self) -> tuple[Version, Reference | None] | None:
-        """What to take in now, with the reference for a hot swap."""
-        assignment = self._reporter.assignment
-        if assignment is None or (target := assignment.target) is None or target.version == self._served.version:
-            return None
-        return None if self._refusals.stand(target.version) else (target, assignment.reference)
+            return await self._revive()
+        answer = self._reporter.answer
+        if answer is not None and answer.to == self._heartbeat():
+            target, reference = answer.assignment.target, answer.assignment.reference
+            if target is not None and target.version == self._served.version:
+                self._refusals.clear()
+            elif target is not None and not self._refusals.stand(target.version):
+                return await self._take(target, reference)
+            self._state = EngineState.READY
+        await self._pause(LOOK_SECONDS)
+        await self._engine.look()
 
     # Loading
 
     async def _revive(self) -> None:
-        """Starts vLLM on what it served last, later each time in a row that it does not come up."""
-        if self._failed_starts:
-            await self._pause(min(2.0**self._failed_starts, LONGEST_BACKOFF_SECONDS))
-        else:
+        """Starts vLLM, later each time in a row that it does not come up."""
+        if not self._failed_starts:
             log.info("engine %s: vLLM does not run, starting it", self._settings.engine_id)
             self._state = EngineState.JOINING
+        elif self._to_start() is not None:
+            await self._pause(min(2.0**self._failed_starts, LONGEST_BACKOFF_SECONDS))
+        version = self._to_start()
+        if version is None or self._stopping.is_set():
+            return await self._pause(LOOK_SECONDS)
         try:
-            await self._check(self._served)
-            await self._load(self._served)
+            await self._check(version)
+            await self._load(version)
         except LoadFailed as error:
             self._failed_starts += 1
-            self._refuse(self._served, str(error), EngineState.FAILED)
+            self._refuse(version, str(error), EngineState.FAILED)
         else:
-            self._state = EngineState.READY
+            self._refusals.restart()
+
+    def _to_start(self) -> Version | None:
+        """What control assigned last; where that failed lately, what served before. None: nothing for now.
+
+        Nobody misses what an evaluation engine served before: it waits until the challenger may be tried again.
+        """
+        answer = self._reporter.answer
+        version = (answer.assignment.target if answer else None) or self._served
+        if not self._refusals.stand(version.version):
+            return version
+        return self._served if self._settings.role == "serve" else None
 
     async def _check(self, version: Version) -> None:
         """Raises `LoadFailed` unless the folder is the version's, byte by byte."""
@@ -152,11 +171,11 @@ class Agent:
     async def _take(self, target: Version, reference: Reference | None) -> None:
         info = self._engine.info
         hot = reference is not None and info is not None and reference.build == info.build
-        began, started_at, before = time.monotonic(), time.time(), self._served.version
+        began, started_at, before = time.monotonic(), time.time(), self._state
         swap = Swap(
             engine_id=self._settings.engine_id,
             policy=self._settings.policy,
-            from_version=before,
+            from_version=self._served.version,
             to_version=target.version,
             load="hot" if hot else "cold",
             started_at=started_at,
@@ -177,14 +196,12 @@ class Agent:
         swap = replace(swap, total_ms=(time.monotonic() - began) * 1000.0)
         self._reporter.tell(swap)
         if swap.error:
-            up = self._engine.running
-            self._refuse(target, swap.error, EngineState.READY if up else EngineState.JOINING)
-        else:
-            self._refusals.forget(target.version)
-            self._served, self._state = target, EngineState.READY
-            if hot:
-                self._reference = reference
-            log.info("engine %s took in %s (%s)", self._settings.engine_id, swap.to_version, swap.load)
+            self._refuse(target, swap.error, before if self._engine.running else EngineState.JOINING)
+            return
+        if hot:
+            self._served, self._reference, self._state = target, reference, before
+            self._refusals.clear()
+        log.info("engine %s took in %s (%s)", self._settings.engine_id, swap.to_version, swap.load)
 
     async def _swap(self, target: Version, reference: Reference | None) -> Swap:
         """A hot swap. An engine that does not say clearly what it serves afterwards is ended, to be started anew."""
@@ -206,11 +223,7 @@ class Agent:
         info = self._engine.info
         return info is not None and info.usable and info.version in (self._served.version, target.version)
 
-    # Watching and stopping
-
-    async def _watch(self) -> None:
-        await self._pause(LOOK_SECONDS)
-        await self._engine.look()
+    # Stopping
 
     async def _drain(self) -> None:
         """Takes nothing new, and waits for what is in flight, `drain_seconds` at most."""
@@ -230,10 +243,7 @@ class Agent:
         log.warning("engine %s: %s", self._settings.engine_id, error)
 
     def _heartbeat(self) -> Heartbeat:
-        info, settings, assignment = self._engine.info, self._settings, self._reporter.assignment
-        refusal, target = self._refusals.last(), assignment.target if assignment else None
-        if info is not None and target is not None and info.version == target.version:
-            refusal = None  # it serves what it should: what failed before is past
+        info, settings, refusal = self._engine.info, self._settings, self._refusals.last()
         return Heartbeat(
             policy=settings.policy,
             url=settings.url,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from ingest.contracts.fleet import Refusal
 
@@ -32,6 +33,15 @@ class Refusals:
     def forget(self, version: str) -> None:
         """It was taken in: nothing is held against it."""
         self._failed.pop(version, None)
+
+    def clear(self) -> None:
+        """Nothing that failed is asked for any more."""
+        self._failed.clear()
+
+    def restart(self) -> None:
+        """Each wait begins anew: the engine was out of service until now."""
+        for version, failed in self._failed.items():
+            self._failed[version] = replace(failed, until=self._clock() + _wait(failed.attempts))
 
     def stand(self, version: str) -> bool:
         """Whether to leave it alone for now."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ingest.contracts.fleet import Assignment, Heartbeat, Reference, Swap
 from serving.engines.links import ControlAway, ControlLink, ControlRefused
@@ -17,8 +18,15 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 
 
+class Answer(NamedTuple):
+    """What control answered to a heartbeat."""
+
+    to: Heartbeat
+    assignment: Assignment
+
+
 class Reporter:
-    """`heartbeat` is asked for what to say each second; `assignment` is control's latest answer."""
+    """`heartbeat` is asked for what to say each second; `answer` is control's latest, None before the first."""
 
     def __init__(self, control: ControlLink, engine_id: str, policy: str, heartbeat: Callable[[], Heartbeat]) -> None:
         self._control = control
@@ -26,7 +34,9 @@ class Reporter:
         self._policy = policy
         self._heartbeat = heartbeat
         self._outbox: list[tuple[Swap | Reference, asyncio.Future[str]]] = []
-        self.assignment: Assignment | None = None
+        self.answer: Answer | None = None
+        self.tried = asyncio.Event()
+        """Set once control has answered, or has not."""
 
     def tell(self, event: Swap | Reference) -> asyncio.Future[str]:
         """Delivers it before the next heartbeat. Then the future has why control does not take it, or nothing."""
@@ -41,12 +51,14 @@ class Reporter:
             next_at = time.monotonic() + BEAT_SECONDS
             try:
                 await self._deliver()
-                self.assignment = await self._control.heartbeat(self._engine_id, self._heartbeat())
+                beat = self._heartbeat()
+                self.answer = Answer(beat, await self._control.heartbeat(self._engine_id, beat))
                 away = False
             except (ControlAway, ControlRefused) as error:
                 if not away:
                     log.warning("engine %s goes on without control: %s", self._engine_id, error)
                 away = True
+            self.tried.set()
             await asyncio.sleep(max(0.0, next_at - time.monotonic()))
 
     async def leave(self) -> None:

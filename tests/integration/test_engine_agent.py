@@ -31,7 +31,8 @@ REFERENCE = Reference(version="", build=BUILD, checksum="c", sequences=((1, 2),)
 class FakeControl:
     """Keeps what it is told, answers heartbeats with `assignment`; `away` makes it answer 503.
 
-    A cold load of a version in `damaged` is refused, as one that contradicts the reference.
+    A cold load of a version in `damaged` is refused, as one that contradicts the reference. An engine whose build is
+    not known yet gets no reference.
     """
 
     def __init__(self, checkpoints: Path) -> None:
@@ -59,7 +60,10 @@ class FakeControl:
             self.told.append(told)
             if isinstance(told, Reference) and told.version in self.damaged:
                 return web.json_response({"error": "not what the first one was"}, status=409)
-            return web.Response(body=msgspec.json.encode(self.assignment), content_type="application/json")
+            assignment = self.assignment
+            if isinstance(told, Heartbeat) and not told.build:
+                assignment = msgspec.structs.replace(assignment, reference=None)
+            return web.Response(body=msgspec.json.encode(assignment), content_type="application/json")
 
         return handler
 
@@ -79,11 +83,13 @@ class FakeControl:
 
 
 class Stage:
-    """The agent, its control, and how to wait for something."""
+    """The agent, its control, which versions it started vLLM on, and how to wait for something."""
 
-    def __init__(self, control: FakeControl, agent: Agent, crash: Path) -> None:
-        self.control, self.agent, self.crash = control, agent, crash
+    def __init__(self, control: FakeControl, crash: Path) -> None:
+        self.control, self.crash = control, crash
         self.damaged = crash.with_name("damaged")
+        self.launched: list[str] = []
+        self.agent: Agent
 
     async def until(self, condition: Callable[[Heartbeat], bool]) -> Heartbeat:
         async with asyncio.timeout(180):
@@ -92,6 +98,15 @@ class Stage:
                 if beat is not None and condition(beat):
                     return beat
                 await asyncio.sleep(0.05)
+
+    async def until_launched(self, *versions: str) -> None:
+        async with asyncio.timeout(180):
+            while self.launched != list(versions):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    def ready_on(self) -> set[str]:
+        """Each version that control has seen ready."""
+        return {beat.version for beat in self.control.all(Heartbeat) if beat.state == EngineState.READY}
 
     async def until_loaded_cold(self, *versions: str) -> None:
         """Until each cold load has left its reference; states between two heartbeats may pass unseen."""
@@ -102,8 +117,12 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    """An engine of version v0. A test may give its role, what is assigned at its start, and whether control is away."""
+    given = {"role": "serve", "assigned": "v0", "away": False, **getattr(request, "param", {})}
     control, port, crash = FakeControl(tmp_path / "checkpoints"), free_port(), tmp_path / "crash"
+    control.assign(given["assigned"])
+    control.away = given["away"]
     app = web.Application()
     app.add_routes(
         [
@@ -119,6 +138,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     settings = EngineSettings(
         engine_id="e1",
         policy="p",
+        role=given["role"],
         control=f"http://127.0.0.1:{control.port}",
         port=port,
         url=f"http://127.0.0.1:{port}",
@@ -129,16 +149,18 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     )
 
     async def launch(version: Version) -> Child:
+        stage.launched.append(version.version)
         environment = {**os.environ, "EVERLOOP_ENGINE_TOKEN": "engine-token"}
         return await Child.start(
             [sys.executable, "-m", "tests.fake_vllm", str(port), version.version, str(crash)], environment
         )
 
+    stage = Stage(control, crash)
     async with aiohttp.ClientSession() as session:
-        agent = Agent(settings, session, "control-token", "engine-token", launch)
-        running = asyncio.create_task(agent.run())
-        yield Stage(control, agent, crash)
-        agent.stop()
+        stage.agent = Agent(settings, session, "control-token", "engine-token", launch)
+        running = asyncio.create_task(stage.agent.run())
+        yield stage
+        stage.agent.stop()
         await asyncio.wait_for(running, 60)
     await runner.cleanup()
 
@@ -220,7 +242,7 @@ async def test_a_cold_load_that_control_contradicts_gives_way_to_the_version_bef
     await stage.until(lambda beat: bool(stage.control.all(Swap)))
     assert "not what the first one was" in stage.control.all(Swap)[0].error
     await stage.until_ready("v0")
-    assert "v1" not in {beat.version for beat in stage.control.all(Heartbeat) if beat.state == EngineState.READY}
+    assert stage.ready_on() == {"v0"}
 
 
 async def test_a_cold_load_that_is_not_what_it_was_never_serves(stage: Stage) -> None:
@@ -268,16 +290,61 @@ async def test_a_child_that_dies_is_started_again_on_the_last_version(stage: Sta
 
 async def test_it_goes_on_while_control_is_away_and_tells_it_afterwards(stage: Stage) -> None:
     await stage.until_ready("v0")
-    stage.control.assign("v1")
-    await stage.until(lambda beat: True)
     stage.control.away = True
-    before = len(stage.control.told)
     stage.crash.touch()
-    await asyncio.sleep(3.0)
-    assert len(stage.control.told) == before
+    await stage.until_launched("v0", "v0")
+    stage.control.assign("v1")
     stage.control.away = False
     await stage.until_ready("v1")
-    assert stage.control.all(Swap)
+    assert [reference.version for reference in stage.control.all(Reference)] == ["v0", "v0"]
+    assert [(swap.load, swap.to_version) for swap in stage.control.all(Swap)] == [("hot", "v1")]
+    assert stage.launched == ["v0", "v0"]
+
+
+@pytest.mark.parametrize("stage", [{"assigned": "v1"}], indirect=True)
+async def test_a_first_start_is_on_what_control_assigns(stage: Stage) -> None:
+    await stage.until_ready("v1")
+    assert stage.launched == ["v1"]
+
+
+@pytest.mark.parametrize("stage", [{"assigned": "v1", "away": True}], indirect=True)
+async def test_what_control_replaced_while_it_was_away_is_never_ready_nor_loaded_twice(stage: Stage) -> None:
+    """Control is back while vLLM starts: it answers without a reference at first, for it does not know the build."""
+    await stage.until_launched("v0")
+    stage.control.away = False
+    await stage.until_ready("v1")
+    assert stage.launched == ["v0"]
+    assert [(swap.load, swap.to_version) for swap in stage.control.all(Swap)] == [("hot", "v1")]
+    assert {beat.version for beat in stage.control.all(Heartbeat)} >= {"v0", "v1"}
+    assert stage.ready_on() == {"v1"}
+
+
+async def test_an_engine_whose_version_does_not_start_any_more_starts_what_is_assigned(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    (stage.control.export("v0") / "model.safetensors").unlink()
+    stage.crash.touch()
+    await stage.until(lambda beat: beat.state == EngineState.FAILED)
+    stage.control.assign("v1")
+    await stage.until_ready("v1")
+    assert stage.launched == ["v0", "v1"]
+    assert stage.control.all(Swap) == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "launched"),
+    [
+        ({"role": "serve"}, ["v0", "flaky-1", "v0"]),
+        ({"role": "evaluation"}, ["v0", "flaky-1", "flaky-1"]),
+    ],
+    indirect=["stage"],
+)
+async def test_only_who_serves_users_goes_back_to_the_version_before(
+    stage: Stage, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.engines.refusals.FIRST_SECONDS", 4.0)
+    await stage.until_ready("v0")
+    stage.control.assign("flaky-1", build=None)
+    await stage.until_launched(*launched)
 
 
 async def test_stop_drains_ends_the_child_and_leaves(stage: Stage) -> None:

@@ -100,3 +100,7 @@ def test_what_failed_last_is_told() -> None:
     assert refusals.last() == Refusal(version="v", error="v is damaged", attempts=2, standing=False)
     refusals.forget("v")
     assert refusals.last() == Refusal(version="w", error="w is damaged", attempts=1, standing=False)
+    refusals.restart()
+    assert refusals.last() == Refusal(version="w", error="w is damaged", attempts=1, standing=True)
+    refusals.clear()
+    assert refusals.last() is None
