@@ -56,7 +56,7 @@ class Reconciler:
         self._registry, self._control = registry, control
         self._checkpoints, self._clock = checkpoints.resolve(), clock
         self._verified: dict[Path, int] = {}
-        self._settled: dict[str, tuple] = {}
+        self._settled: dict[str, str] = {}
         self._said: dict[str, str] = {}
 
     async def tick(self, policy: str) -> None:
@@ -70,9 +70,9 @@ class Reconciler:
         if wanted.checkpoint_id is None:
             return await self._refuse(policy, wanted, view, "its source names no checkpoint of this policy")
         checkpoint = self._checkpoints / policy / wanted.checkpoint_id
-        key = (wanted.checkpoint_id, view.desired, view.converged)
-        if wanted.checkpoint_id == view.desired and self._settled.get(policy) == key:
+        if view.converged and wanted.checkpoint_id == view.desired == self._settled.get(policy):
             return None
+        self._settled.pop(policy, None)
         granted = await asyncio.to_thread(self._judge, checkpoint, wanted.tags.get(TAG_OVERRIDE))
         if not granted.allowed:
             return await self._refuse(policy, wanted, view, granted.reason)
@@ -86,7 +86,7 @@ class Reconciler:
             return await self._watch(policy, wanted, checkpoint, view)
         rollout.move(checkpoint, RolloutState.SERVING, reason="the whole fleet reports it", now=self._clock())
         self._say(policy, f"{wanted.checkpoint_id} serves everywhere")
-        self._settled[policy] = key
+        self._settled[policy] = wanted.checkpoint_id
         return None
 
     async def _watch(self, policy: str, wanted: ModelVersion, checkpoint: Path, view: FleetView) -> None:

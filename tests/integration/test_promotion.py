@@ -21,7 +21,7 @@ from ingest.contracts.rollout import RolloutState
 from ingest.contracts.verdict import Decision
 from pipelines.stack.addresses import free_port
 from promotion import rollout
-from promotion.errors import PromotionError, PromotionRefused
+from promotion.errors import NotConverged, PromotionError, PromotionRefused, TakenBack
 from promotion.names import TAG_DECISION, TAG_EVALUATION_RUN, TAG_OVERRIDE, TAG_REFUSED
 from promotion.reconcile import wait_converged
 from promotion.registry import champion, promote, record_verdict, register, rollback, versions
@@ -52,6 +52,7 @@ class Stack:
         self.environment = {**os.environ, "EVERLOOP_CONTROL_TOKEN": TOKEN}
         self.processes: dict[str, subprocess.Popen] = {}
         self.beating = threading.Event()
+        self.refusing: set[str] = set()
         self.engines = [threading.Thread(target=self._beat, args=(f"engine-{n}",)) for n in range(2)]
 
     def start(self, name: str) -> None:
@@ -140,13 +141,18 @@ class Stack:
             return False
 
     def _beat(self, engine_id: str) -> None:
-        version = "base"
+        version, refusal = "base", None
         while self.beating.is_set():
             beat = {"policy": self.policy, "url": "http://127.0.0.1:9", "token": "t", "role": "serve"}
+            beat["refusal"] = refusal
             try:
                 path = f"/v1/engines/{engine_id}/heartbeat"
                 answer = self.call("POST", path, {**beat, "state": "ready", "version": version})
-                version = answer["target"]["version"]
+                target = answer["target"]["version"] if answer.get("target") else None
+                if target in self.refusing:
+                    refusal = {"version": target, "error": f"{target} was not taken in", "attempts": 2}
+                elif target is not None:
+                    version, refusal = target, None
             except OSError:
                 pass
             time.sleep(0.1)
@@ -248,6 +254,28 @@ def test_a_rejected_version_is_put_back_until_a_person_overrides(running) -> Non
     assert TAG_REFUSED not in running.registry.get_model_version(running.policy, number).tags
 
 
+def test_a_version_that_every_engine_refuses_is_rolled_back(running) -> None:
+    checkpoint = running.add("c1", Decision.PROMOTE)
+    running.refusing = {"c1"}
+    running.move_alias("c1")
+    with pytest.raises(TakenBack, match="c1 was taken back: rolled back: engine engine-0 refused it"):
+        wait_converged(
+            control=running.control,
+            token=TOKEN,
+            policy=running.policy,
+            version="c1",
+            timeout=PATIENCE,
+            checkpoint=checkpoint,
+        )
+    until(lambda: running.champion() == "base", "the alias is back")
+    running.serves("base")
+    assert running.state("c1") is RolloutState.REJECTED
+    tags = running.registry.get_model_version(running.policy, running.number("c1")).tags
+    assert "was rolled back: engine engine-0 refused it: c1 was not taken in" in tags[TAG_REFUSED]
+    with pytest.raises(PromotionRefused, match="was rolled back"):
+        promote(mlflow=running.mlflow, checkpoints=running.checkpoints, policy=running.policy, checkpoint_id="c1")
+
+
 def test_a_killed_reconciler_and_a_killed_control_go_on(running) -> None:
     running.add("c1", Decision.PROMOTE)
     running.kill("reconciler")
@@ -269,7 +297,7 @@ def test_a_killed_reconciler_and_a_killed_control_go_on(running) -> None:
 
 
 def test_waiting_for_a_fleet_that_does_not_come_names_who_is_behind(running) -> None:
-    with pytest.raises(PromotionError, match=r"does not serve other everywhere.*engine-\d ready on base"):
+    with pytest.raises(NotConverged, match=r"does not serve other everywhere.*engine-\d ready on base"):
         wait_converged(control=running.control, token=TOKEN, policy=running.policy, version="other", timeout=1)
 
 

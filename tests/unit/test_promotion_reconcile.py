@@ -215,16 +215,17 @@ async def test_no_alias_and_an_unknown_policy_change_nothing(world) -> None:
 
 
 async def test_what_all_engines_refuse_is_rolled_back_and_marked(world) -> None:
-    await ticks(world)
+    one = reconciler(world)
+    await ticks(world, 4, one)
     world.alias = new = world.add("c1", Decision.PROMOTE)
     world.converged = False
-    await ticks(world)
+    await ticks(world, 4, one)
     assert (world.alias, world.desired, world.state("c1")) == (new, "c1", "rolling"), "engines may take their time"
     world.refused = {"e1": "shapes differ", "e2": "no such folder"}
-    await ticks(world, 1)
+    await ticks(world, 1, one)
     assert (world.alias, world.state("c1")) == ("1", "rejected")
     world.converged = True
-    await ticks(world)
+    await ticks(world, 4, one)
     assert (world.desired, world.state("base")) == ("base", "serving")
     said = "it was rolled back: engine e1 refused it: shapes differ; engine e2 refused it: no such folder"
     assert world.models[new].tags[TAG_REFUSED] == said
@@ -232,6 +233,17 @@ async def test_what_all_engines_refuse_is_rolled_back_and_marked(world) -> None:
     world.alias = new
     await ticks(world)
     assert (world.alias, world.desired) == ("1", "base"), "its verdict counts no more"
+
+
+async def test_what_the_run_took_back_for_time_is_put_back(world) -> None:
+    one = reconciler(world)
+    await ticks(world, 4, one)
+    world.alias, world.converged = world.add("c1", Decision.PROMOTE), False
+    await ticks(world, 4, one)
+    rollout.take_back(world.folder / POLICY / "c1", "not everywhere after 300 s", now=200.0)
+    await ticks(world, 4, one)
+    assert (world.alias, world.desired, world.state("c1")) == ("1", "base", "rejected")
+    assert "rolled back: not everywhere after 300 s" in world.models["2"].tags[TAG_REFUSED]
 
 
 async def test_the_alias_goes_back_to_what_the_engines_serve(world) -> None:
