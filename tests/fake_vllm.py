@@ -1,8 +1,9 @@
 """vLLM as an engine's agent sees it: a process with the plugin's routes. `python -m tests.fake_vllm PORT VERSION`.
 
 The version's name decides what happens: `broken…` ends at its start, `flaky…` at its first; swapped in, `rolled…` is
-rolled back, `refused…` is refused, `stuck…` leaves the engine unusable. A file `crash` ends the process; while a file
-`damaged` is beside it, the weights measure as others.
+rolled back, `refused…` is refused, `stuck…` leaves the engine unusable; `done…`, `undone…` and `unclear…` break the
+connection and go on for a moment, the last for good. A file `crash` ends the process; while a file `damaged` is beside
+it, the weights measure as others.
 """
 
 import asyncio
@@ -28,10 +29,19 @@ class FakeVllm:
         self.version = version
         self.checksum = "damaged" if damaged.exists() else "c"
         self.usable = True
+        self.broken = ""
+        """The version of a swap whose connection broke, while it goes on."""
 
     async def state(self, request: web.Request) -> web.Response:
         assert request.headers[REQUEST_HEADER] == os.environ["EVERLOOP_ENGINE_TOKEN"]
-        return _json(EngineInfo(version=self.version, build=BUILD, max_model_len=64, usable=self.usable))
+        info = EngineInfo(
+            version=self.version, build=BUILD, max_model_len=64, usable=self.usable, swapping=bool(self.broken)
+        )
+        if self.broken.startswith("done"):
+            self.version = self.broken
+        if not self.broken.startswith("unclear"):
+            self.broken = ""
+        return _json(info)
 
     async def score(self, request: web.Request) -> web.Response:
         return _json(
@@ -50,6 +60,11 @@ class FakeVllm:
         target = body.target.version
         if target.startswith("refused"):
             return web.json_response({"error": "refused it"}, status=422)
+        if target.startswith(("done", "undone", "unclear")):
+            self.broken = target
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         if target.startswith("stuck"):
             self.usable = False
             return web.json_response({"error": "stays paused"}, status=500)

@@ -187,7 +187,9 @@ class Agent:
         try:
             await self._check(target)
             if hot:
-                swap = await self._swap(target, reference)
+                self._state = EngineState.SWAPPING
+                request = SwapRequest(engine_id=swap.engine_id, policy=swap.policy, target=target, reference=reference)
+                swap = await self._engine.swap(request, swap)
             else:
                 await self._drain()
                 await self._load(target)
@@ -202,26 +204,6 @@ class Agent:
             self._served, self._reference, self._state = target, reference, before
             self._refusals.clear()
         log.info("engine %s took in %s (%s)", self._settings.engine_id, swap.to_version, swap.load)
-
-    async def _swap(self, target: Version, reference: Reference | None) -> Swap:
-        """A hot swap. An engine that does not say clearly what it serves afterwards is ended, to be started anew."""
-        self._state = EngineState.SWAPPING
-        request = SwapRequest(
-            engine_id=self._settings.engine_id,
-            policy=self._settings.policy,
-            target=target,
-            reference=reference,
-        )
-        try:
-            return await self._engine.link.swap(request)
-        finally:
-            await self._engine.ask()
-            if not self._trusted(target):
-                await self._engine.end(0.0)
-
-    def _trusted(self, target: Version) -> bool:
-        info = self._engine.info
-        return info is not None and info.usable and info.version in (self._served.version, target.version)
 
     # Stopping
 

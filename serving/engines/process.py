@@ -1,4 +1,4 @@
-"""One vLLM process: started on a version, asked how it stands, drained, ended.
+"""One vLLM process: started on a version, swapped to another, asked how it stands, drained, ended.
 
 It knows what runs, not what should: `serving.engines.agent` decides that.
 """
@@ -8,10 +8,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from ingest.contracts.fleet import Reference, Version
+from ingest.contracts.fleet import Reference, Swap, Version
 from serving.engines.child import Child
 from serving.engines.links import EngineError, EngineLink
-from serving.fleet.swap import EngineInfo
+from serving.fleet.swap import EngineInfo, SwapRequest
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,8 @@ HEAR_SECONDS = 2.0
 """After so long every gateway has heard, through control, that this engine takes nothing new."""
 SILENCE_SECONDS = 60.0
 """A process that runs but has not answered for so long is ended."""
+SETTLE_SECONDS = 60.0
+"""A process that has not said for so long after a swap what it serves is ended."""
 STOP_SECONDS = 10.0
 
 
@@ -34,7 +36,7 @@ class EngineProcess:
     def __init__(
         self, link: EngineLink, launch: Callable[[Version], Awaitable[Child]], stopping: asyncio.Event
     ) -> None:
-        self.link = link
+        self._link = link
         self._launch = launch
         self._stopping = stopping
         self._child: Child | None = None
@@ -67,18 +69,51 @@ class EngineProcess:
             await asyncio.sleep(LOOK_SECONDS)
             await self.ask()
         try:
-            return await self.link.measure()
+            return await self._link.measure()
         except EngineError as error:
             await self.end(0.0)
             raise LoadFailed(f"{version.version} could not be measured: {error}") from error
 
-    async def ask(self) -> None:
-        """Asks how it stands; after an answer that did not come, the last one stands."""
+    async def swap(self, request: SwapRequest, begun: Swap) -> Swap:
+        """A swap in place: its record; `begun`, where the answer was lost and the process says that it was done.
+
+        Raises `EngineError` where it was not. A process that does not say clearly what it serves is ended.
+        """
+        failed: EngineError | None = None
         try:
-            self._info = await self.link.state()
+            swap = await self._link.swap(request)
+        except EngineError as error:
+            swap, failed = begun, error
+        serves = await self._settled()
+        if serves == begun.to_version and not swap.error:
+            return swap
+        if serves == begun.from_version and failed is not None:
+            raise failed
+        if serves == begun.from_version and swap.error:
+            return swap
+        await self.end(0.0)
+        raise EngineError(
+            f"{failed or swap.error or request.target.version + ' was swapped in'}; "
+            "vLLM did not say clearly what it serves then, and was ended"
+        )
+
+    async def _settled(self) -> str | None:
+        """What it serves, asked anew until it is not swapping; None where that does not come, or it is unusable."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while self.running and time.monotonic() < until:
+            if await self.ask() and self._info is not None and not self._info.swapping:
+                return self._info.version if self._info.usable else None
+            await asyncio.sleep(LOOK_SECONDS)
+        return None
+
+    async def ask(self) -> bool:
+        """Asks how it stands, and says whether it answered; where it did not, its last answer stands."""
+        try:
+            self._info = await self._link.state()
         except EngineError:
-            return
+            return False
         self._answered_at = time.monotonic()
+        return True
 
     async def look(self) -> None:
         """Asks from time to time, and ends a process that is silent or says that it is unusable."""

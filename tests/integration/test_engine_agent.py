@@ -227,6 +227,27 @@ async def test_an_unusable_engine_is_started_anew_on_what_it_served(stage: Stage
     assert stage.control.all(Swap)[0].error
 
 
+async def test_a_swap_whose_answer_was_lost_counts_when_the_engine_says_so(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("done-1")
+    await stage.until_ready("done-1")
+    (swap,) = stage.control.all(Swap)
+    assert (swap.from_version, swap.to_version, swap.load, swap.error) == ("v0", "done-1", "hot", "")
+    assert stage.launched == ["v0"]
+
+
+@pytest.mark.parametrize(("version", "launched"), [("undone-1", ["v0"]), ("unclear-1", ["v0", "v0"])])
+async def test_an_engine_that_does_not_say_what_it_serves_after_a_swap_is_started_anew(
+    stage: Stage, version: str, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.engines.process.SETTLE_SECONDS", 3.0)
+    await stage.until_ready("v0")
+    stage.control.assign(version)
+    beat = await stage.until(lambda beat: beat.refusal is not None and beat.state == EngineState.READY)
+    assert (beat.version, beat.refusal.version) == ("v0", version)
+    assert stage.launched == launched
+
+
 async def test_a_version_that_does_not_start_gives_way_to_the_one_before(stage: Stage) -> None:
     await stage.until_ready("v0")
     stage.control.assign("broken-1", build=None)
