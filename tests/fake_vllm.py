@@ -1,9 +1,9 @@
 """vLLM as an engine's agent sees it: a process with the plugin's routes. `python -m tests.fake_vllm PORT VERSION`.
 
-The version's name decides what happens: `broken…` ends at its start, `flaky…` at its first; swapped in, `rolled…` is
-rolled back, `refused…` is refused, `stuck…` leaves the engine unusable; `done…`, `undone…` and `unclear…` break the
-connection and go on for a moment, the last for good. A file `crash` ends the process; while a file `damaged` is beside
-it, the weights measure as others.
+The version's name decides what happens: `broken…` ends at its start, `flaky…` at its first; `infinite…` has
+logprobs that are no numbers; swapped in, `rolled…` is rolled back, `refused…` is refused, `stuck…` leaves the
+engine unusable; `done…`, `undone…` and `unclear…` break the connection and go on for a moment, the last for good. A
+file `crash` ends the process; while a file `damaged` is beside it, the weights measure as others.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class FakeVllm:
                 build=BUILD,
                 checksum=self.checksum,
                 sequences=((1, 2),),
-                logprobs=((-1.0,),),
+                logprobs=((float("nan") if self.version.startswith("infinite") else -1.0,),),
                 noise=0.0,
             )
         )

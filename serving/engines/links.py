@@ -37,8 +37,12 @@ class EngineLink:
         return await self._call("GET", "/everloop/state", None, EngineInfo, 5.0)
 
     async def measure(self) -> Reference:
-        """How the weights that serve now behave."""
-        return await self._call("POST", "/everloop/score", ScoreRequest(), Reference, 600.0)
+        """How the weights that serve now behave; `EngineError` where that is no finite number, as of damaged ones."""
+        scored = await self._call("POST", "/everloop/score", ScoreRequest(), dict, 600.0)
+        try:
+            return msgspec.convert(scored, Reference)
+        except msgspec.ValidationError as error:  # JSON has no infinity and no NaN: both come as null
+            raise EngineError(f"its logprobs on the fixed sequences are not finite numbers ({error})") from error
 
     async def swap(self, request: SwapRequest) -> Swap:
         """The swap's record, `error` in it where it was rolled back; `EngineError` where it was refused, or worse."""
@@ -60,7 +64,10 @@ class EngineLink:
             raise EngineError(f"{path}: {type(error).__name__}") from error
         if response.status not in accept:
             raise EngineError(f"{path}: {_sentence(data, response.status)}")
-        return msgspec.json.decode(data, type=kind)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.MsgspecError as error:
+            raise EngineError(f"{path}: the answer cannot be read: {error}") from error
 
 
 class ControlLink:
@@ -73,9 +80,11 @@ class ControlLink:
 
     async def heartbeat(self, engine_id: str, beat: Heartbeat) -> Assignment:
         """Says where the engine stands, gets what it should serve."""
-        return msgspec.json.decode(
-            await self._call("POST", f"/v1/engines/{engine_id}/heartbeat", beat), type=Assignment
-        )
+        data = await self._call("POST", f"/v1/engines/{engine_id}/heartbeat", beat)
+        try:
+            return msgspec.json.decode(data, type=Assignment)
+        except msgspec.MsgspecError as error:
+            raise ControlAway(f"what answers at {self._url} is not control: {error}") from error
 
     async def report(self, swap: Swap) -> None:
         """Records a swap."""

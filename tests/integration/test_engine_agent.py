@@ -29,7 +29,7 @@ REFERENCE = Reference(version="", build=BUILD, checksum="c", sequences=((1, 2),)
 
 
 class FakeControl:
-    """Keeps what it is told, answers heartbeats with `assignment`; `away` makes it answer 503.
+    """Keeps what it is told, answers heartbeats with `assignment`; `away` makes it answer 503, `garbled` nonsense.
 
     A cold load of a version in `damaged` is refused, as one that contradicts the reference. An engine whose build is
     not known yet gets no reference.
@@ -40,6 +40,7 @@ class FakeControl:
         self.damaged: set[str] = set()
         self.assign("v0")
         self.away = False
+        self.garbled = False
         self.told: list[Any] = []
         self.left = False
         self.port = free_port()
@@ -60,6 +61,8 @@ class FakeControl:
             self.told.append(told)
             if isinstance(told, Reference) and told.version in self.damaged:
                 return web.json_response({"error": "not what the first one was"}, status=409)
+            if self.garbled:
+                return web.Response(body=b"<html>", content_type="text/html")
             assignment = self.assignment
             if isinstance(told, Heartbeat) and not told.build:
                 assignment = msgspec.structs.replace(assignment, reference=None)
@@ -277,6 +280,17 @@ async def test_a_cold_load_that_is_not_what_it_was_never_serves(stage: Stage) ->
     assert (await stage.until_ready("v0")).error == ""
 
 
+@pytest.mark.parametrize("stage", [{"role": "evaluation"}], indirect=True)
+async def test_weights_whose_logprobs_are_not_finite_are_refused(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.assign("infinite-1", build=None)
+    beat = await stage.until(lambda beat: beat.refusal is not None)
+    assert "infinite-1 could not be measured: its logprobs on the fixed sequences are not finite numbers" in beat.error
+    stage.control.assign("v1", build=None)
+    await stage.until_ready("v1")
+    assert stage.launched == ["v0", "infinite-1", "v1"]
+
+
 @pytest.mark.parametrize("build", [BUILD, None], ids=["hot", "cold"])
 async def test_a_damaged_folder_is_refused_while_the_version_before_serves(stage: Stage, build: str | None) -> None:
     await stage.until_ready("v0")
@@ -320,6 +334,16 @@ async def test_it_goes_on_while_control_is_away_and_tells_it_afterwards(stage: S
     assert [reference.version for reference in stage.control.all(Reference)] == ["v0", "v0"]
     assert [(swap.load, swap.to_version) for swap in stage.control.all(Swap)] == [("hot", "v1")]
     assert stage.launched == ["v0", "v0"]
+
+
+async def test_nonsense_in_place_of_an_assignment_is_waited_out(stage: Stage) -> None:
+    await stage.until_ready("v0")
+    stage.control.garbled = True
+    before = len(stage.control.told)
+    await stage.until(lambda beat: len(stage.control.told) > before + 1)
+    stage.control.assign("v1")
+    stage.control.garbled = False
+    await stage.until_ready("v1")
 
 
 @pytest.mark.parametrize("stage", [{"assigned": "v1"}], indirect=True)
