@@ -10,6 +10,8 @@ from ingest.contracts.fleet import Version
 from ingest.machine import native_bfloat16
 
 WORKER_EXTENSION = "serving.vllm_plugin.worker.WorkerExtension"
+CPU_STEP_TOKENS = 512
+"""Tokens of one step on a CPU. A swap waits for the step in progress, and a CPU takes seconds over vLLM's own 2048."""
 
 
 class EngineSettings(BaseModel):
@@ -48,8 +50,10 @@ def command(settings: EngineSettings, served: Version, *, cpu: bool) -> list[str
         "--generation-config": "vllm",
         "--worker-extension-cls": WORKER_EXTENSION,
     }
+    if cpu:
+        arguments["--max-num-batched-tokens"] = str(max(CPU_STEP_TOKENS, settings.max_num_seqs))
     flags = ["--disable-uvicorn-access-log", *(["--enforce-eager"] if cpu else [])]
-    start = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    start = [sys.executable, "-m", "serving.engines.api_server"]
     return [*start, *(word for pair in arguments.items() for word in pair), *flags, *settings.extra]
 
 

@@ -82,7 +82,7 @@ class Machine:
 
     def vllm(self, name: str) -> int:
         """The vLLM server below the agent of the engine `name`, 0 while there is none."""
-        return self._below(name, lambda child: "vllm.entrypoints.openai.api_server" in child.cmdline())
+        return self._below(name, lambda child: "serving.engines.api_server" in child.cmdline())
 
     def worker(self, mark: str) -> int:
         """The scheduler's worker with this environment variable, 0 while there is none."""

@@ -41,7 +41,7 @@ def test_a_command_line_with_vllms_own_arguments_after_the_dashes() -> None:
 def test_vllms_command_line_and_environment() -> None:
     settings = parse([*LINE, "--", "--seed", "1"], "h")
     words = command(settings, Version("v2", "/w/v2"), cpu=True)
-    assert words[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", "/w/v2"]
+    assert words[1:5] == ["-m", "serving.engines.api_server", "--model", "/w/v2"]
     assert words[-2:] == ["--seed", "1"]
     assert "--enforce-eager" in words
     assert "--enforce-eager" not in command(settings, Version("v2", "/w/v2"), cpu=False)
