@@ -150,6 +150,8 @@ def _encodable(value: Any) -> Any:
 
 def _initialise() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for chatty in ("kafka", "great_expectations"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from ingest.config import LogSettings
 from ingest.contracts.checkpoint import EXPORT
 from ingest.contracts.files import write_atomically
 from ingest.contracts.rollout import RolloutState
@@ -67,6 +68,9 @@ class Stack:
             self._write([p for p in found if p.name in programs.FIRST])
             self.supervisor.start(keys.environment())
         control = Control(where.control, keys.control_token)
+        if kafka and self.config.log.own_broker:
+            # The scheduler lands at once: without a topic its first run would fail.
+            self._wait("kafka", lambda: _has_topic(self.config.log_settings(where.kafka)))
         self._wait("control", lambda: _answers(f"{where.control}/health"))
         self._policies(control)
         self._evaluation_key(control, keys)
@@ -209,6 +213,18 @@ class Stack:
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
     return lines[-1][:300] if lines else "(it is empty)"
+
+
+def _has_topic(log: LogSettings) -> bool:
+    from kafka.errors import KafkaError
+
+    from ingest.kafka_topic import ensure_topic
+
+    try:
+        ensure_topic(log)
+    except KafkaError:
+        return False
+    return True
 
 
 def _answers(url: str) -> bool:
