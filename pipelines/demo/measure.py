@@ -16,7 +16,7 @@ from pipelines.simulate.acceptance import acceptance
 from pipelines.simulate.traffic import Answer, chat
 from pipelines.simulate.users import as_ask
 
-ANSWERS = 4
+ANSWERS = 3
 """Answers to each question."""
 _NOT_FOR_TRAINING = {"x-everloop-train": "no"}
 

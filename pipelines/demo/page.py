@@ -35,6 +35,7 @@ def page(report: dict[str, Any]) -> str:
         ("cycles", report["cycles"]),
         ("promoted · held · rejected", f"{report['promotions']} · {report['held']} · {report['rejected']}"),
         ("failed requests", report["failed_requests"]),
+        ("retries of the client", report["retries"]),
         ("turns captured", f"{report['captured']} of {report['turns']}"),
         ("minutes", f"{report['seconds'] / 60:.1f}"),
     )

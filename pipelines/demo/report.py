@@ -163,6 +163,9 @@ def _problems(facts: Facts, report: dict, found: Comparison) -> Iterator[str]:
         yield f"{len(failed)} swaps of engines failed: {failed[0]['error']}"
     if report["promotions"] and not report["swaps"]:
         yield "A version was promoted, and no engine was swapped."
+    promoted = [run.checkpoint_id for run in facts.runs if run.outcome == Outcome.PROMOTED]
+    if (last := promoted[-1] if promoted else facts.before.version) != facts.after.version:
+        yield f"At the end {facts.after.version} answered, where {last} was promoted last."
     if found.low <= 0:
         yield f"No lift was proven: the 95 % interval of the difference begins at {found.low:+.3f}."
 

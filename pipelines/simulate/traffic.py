@@ -62,7 +62,8 @@ class Tally:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A line of the journal. `said` is the feedback sent, None for silence; `at` is Unix seconds."""
+    """A line of the journal. `said` is the feedback sent, None for silence; `at` is when the answer was there, Unix
+    seconds."""
 
     at: float
     turn_id: str
@@ -170,12 +171,13 @@ class Crowd:
                 self.tally.failed_requests += 1
                 self.tally.fail(error)
                 return
+            answered_at = time.time()
             self.tally.turns += 1
             self.tally.retries += answer.retries
             opinion = user.judge(ask, answer.text, answer.finish)
             if opinion.said is not None:
                 await self._say(answer, opinion, user.name)
-        self._note(ask, answer, opinion)
+        self._note(ask, answer, answered_at, opinion)
 
     async def _say(self, answer: Answer, opinion: Opinion, user: str) -> None:
         body: dict[str, Any] = {
@@ -194,9 +196,9 @@ class Crowd:
         else:
             self.tally.feedback_sent += 1
 
-    def _note(self, ask: Ask, answer: Answer, opinion: Opinion) -> None:
+    def _note(self, ask: Ask, answer: Answer, answered_at: float, opinion: Opinion) -> None:
         exchange = Exchange(
-            at=time.time(),
+            at=answered_at,
             turn_id=answer.turn_id,
             version=answer.version,
             question=ask.question["id"],

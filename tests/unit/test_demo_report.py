@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -121,6 +122,12 @@ def test_the_interval_is_scipys_paired_interval() -> None:
     expected = stats.ttest_rel(after, before).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert found.difference == pytest.approx(float((after - before).mean()))
+
+
+def test_another_version_than_the_last_promoted_at_the_end_is_a_problem() -> None:
+    made = facts()
+    report = build(replace(made, after=replace(made.after, version="base")))
+    assert report["problems"] == ["At the end base answered, where c0001-abc was promoted last."]
 
 
 def test_report_of_a_demo_that_kept_its_promises() -> None:
