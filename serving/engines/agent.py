@@ -124,13 +124,15 @@ class Agent:
     def _to_start(self) -> Version | None:
         """What control assigned last; where that failed lately, what served before. None: nothing for now.
 
-        Nobody misses what an evaluation engine served before: it waits until the challenger may be tried again.
+        Nobody misses what an evaluation engine served before: it waits until the challenger may be tried again. Only at
+        its first start it comes up on what there is, for a stack that starts waits for all its engines.
         """
         answer = self._reporter.answer
         version = (answer.assignment.target if answer else None) or self._served
         if not self._refusals.stand(version.version):
             return version
-        return self._served if self._settings.role == "serve" else None
+        waits = self._settings.role == "evaluation" and self._reference is not None
+        return None if waits else self._served
 
     async def _check(self, version: Version) -> None:
         """Raises `LoadFailed` unless the folder is the version's, byte by byte."""

@@ -392,6 +392,14 @@ async def test_only_who_serves_users_goes_back_to_the_version_before(
     await stage.until_launched(*launched)
 
 
+@pytest.mark.parametrize("stage", [{"role": "evaluation", "assigned": "broken-1"}], indirect=True)
+async def test_an_evaluation_engine_comes_up_although_its_challenger_does_not(stage: Stage) -> None:
+    beat = await stage.until_ready("v0")
+    assert beat.refusal is not None
+    assert beat.refusal.version == "broken-1"
+    assert stage.launched == ["broken-1", "v0"]
+
+
 async def test_stop_drains_ends_the_child_and_leaves(stage: Stage) -> None:
     await stage.until_ready("v0")
     stage.agent.stop()
