@@ -62,11 +62,9 @@ def heartbeat(session: Session, engine_id: str, beat: Heartbeat) -> tuple[Assign
     target = target_of(placed, policy, others, hot=hot)
     if target != placed.target:
         row.target = msgspec.to_builtins(target)
-    if (
-        target is None or beat.role == "evaluation"
-    ):  # what judges a challenger never shares a fault with the swap in place
-        return Assignment(target=target), changed
-    reference = policies.reference(session, policy.name, target.version, row.build)
+    reference = None
+    if target is not None and beat.role == "serve":  # what judges a challenger shares no fault with a swap in place
+        reference = policies.reference(session, policy.name, target.version, row.build)
     return Assignment(target=target, reference=reference), changed
 
 
