@@ -74,9 +74,7 @@ def parser() -> argparse.ArgumentParser:
         option = f"--{name.replace('_', '-')}"
         found.add_argument(option, type=type(field.default), default=field.default, help=field.description)
     found.add_argument("--workers", type=int, default=1, help="processes that share the port")
-    found.add_argument(
-        "--admin-port", type=int, help="port for /metrics of the first worker; further workers have the next ones"
-    )
+    found.add_argument("--admin-port", type=int, help="port for /metrics, of all workers")
     found.add_argument("--snapshot", type=Path, help="where the last snapshot of control is kept")
     found.add_argument("--settings", type=Path, metavar="FILE", help="JSON of serving.config.GatewaySettings")
     return found

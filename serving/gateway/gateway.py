@@ -51,6 +51,7 @@ class Gateway:
         self.loads: Counter[str] = Counter()
         self.metrics = Metrics()
         self.metrics.spool_depth.set_function(lambda: spool.depth)
+        self.metrics.revision.set_function(lambda: follower.view.revision)
         self._in_flight = 0
         self.metrics.in_flight.set_function(lambda: self._in_flight)
 

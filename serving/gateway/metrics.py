@@ -1,4 +1,4 @@
-"""What a gateway process counts, for Prometheus, on its admin port: by policy, version and arm, never by user."""
+"""What a gateway process counts, for Prometheus: by policy, version and arm, never by user. `admin` shows it."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -54,7 +54,10 @@ class Metrics:
         )
         self._feedback = Counter("everloop_feedback_total", "Feedback accepted.", ("kind",), registry=self.registry)
         self.spool_depth = Gauge(
-            "everloop_spool_bytes", "Bytes in the spools, not yet forwarded.", registry=self.registry
+            "everloop_spool_bytes", "Bytes in all the spools, as this worker counted last.", registry=self.registry
+        )
+        self.revision = Gauge(
+            "everloop_snapshot_revision", "Control's revision that this worker goes by.", registry=self.registry
         )
         self.in_flight = Gauge("everloop_turns_in_progress", "Turns in progress.", registry=self.registry)
 

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from prometheus_client import generate_latest
 
 from ingest.config import LogSettings
 from ingest.spool import SpoolError
 from serving.config import GatewaySettings
+from serving.gateway.admin import Admin, pipe, tell
 from serving.gateway.app import App
 from serving.gateway.exchange import Receive, Scope, Send
-from serving.gateway.metrics import Metrics
 from serving.gateway.snapshot import ControlUnreachable
 from serving.gateway.workers import CannotStart, supervise
 
@@ -69,9 +68,8 @@ def serve(
     if workers < 1:
         raise CannotStart("--workers must be at least 1")
     public = bind(host, port, settings.send_seconds)
-    admin = (
-        [bind(host, admin_port + i, settings.send_seconds) for i in range(workers)] if admin_port else [None] * workers
-    )
+    admin = bind(host, admin_port, settings.send_seconds) if admin_port else None
+    pipes = [pipe() for _ in range(workers)]
 
     def work(index: int) -> None:
         app = App(
@@ -84,7 +82,7 @@ def serve(
             snapshot=snapshot,
             workers=workers,
         )
-        _run_worker(app, public, admin[index])
+        uvloop.run(_work(app, index, public, admin, pipes))
 
     if workers == 1:
         work(0)
@@ -115,11 +113,9 @@ def _config(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-def _run_worker(app: App, public: socket.socket, admin: socket.socket | None) -> None:
-    uvloop.run(_work(app, public, admin))
-
-
-async def _work(app: App, public: socket.socket, admin: socket.socket | None) -> None:
+async def _work(
+    app: App, index: int, public: socket.socket, admin: socket.socket | None, pipes: list[socket.socket]
+) -> None:
     async with AsyncExitStack() as stack:
         try:
             await app.open(stack)
@@ -127,7 +123,9 @@ async def _work(app: App, public: socket.socket, admin: socket.socket | None) ->
             raise CannotStart(str(error)) from error
         servers = [(_Server(_config(app)), public)]
         if admin is not None:
-            servers.append((_Server(_config(metrics_app(app.gateway.metrics))), admin))
+            telling = await tell(app.gateway.metrics.registry, pipes[index])
+            stack.callback(telling.close)
+            servers.append((_Server(_config(Admin(pipes))), admin))
 
         def stop() -> None:
             for server, _ in servers:
@@ -137,16 +135,3 @@ async def _work(app: App, public: socket.socket, admin: socket.socket | None) ->
             asyncio.get_running_loop().add_signal_handler(number, stop)
         logger.info("gateway serves on port %d, spool %s", public.getsockname()[1], app.gateway.spool.spool_id)
         await asyncio.gather(*(server.serve(sockets=[listening]) for server, listening in servers))
-
-
-def metrics_app(metrics: Metrics) -> ASGIApp:
-    """The admin port: `/metrics`, and nothing else."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        found = scope["type"] == "http" and scope["path"] == "/metrics"
-        body = generate_latest(metrics.registry) if found else b""
-        headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
-        await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return app

@@ -5,6 +5,7 @@ Start-up waits are generous, for the machine may be busy; nothing else here depe
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,7 @@ class Stack:
     control_port: int = 0
     gateway_port: int = 0
     admin_port: int = 0
+    workers: int = 1
 
     # -- processes
 
@@ -101,8 +103,15 @@ class Stack:
             path = self.home / "gateway.json"
             path.write_text(json.dumps(settings))
             arguments += ["--settings", str(path)]
-        self.start("gateway", "serving.gateway", *arguments)
-        wait_until(lambda: answers(f"{self.gateway_url}/health"), "the gateway")
+        self.workers = int(more[more.index("--workers") + 1]) if "--workers" in more else 1
+        process = self.start("gateway", "serving.gateway", *arguments)
+
+        def up() -> bool:
+            said = (self.home / "gateway.log").read_text()[-2000:]
+            assert process.poll() is None, f"the gateway ended with {process.returncode}:\n{said}"
+            return answers(f"{self.gateway_url}/health")
+
+        wait_until(up, "the gateway")
 
     def start_engine(self, name: str = "engine", *more: str) -> str:
         """A stand-in engine, listening; its address."""
@@ -138,10 +147,14 @@ class Stack:
         return answer["key"]
 
     def settle(self) -> None:
-        """Returns when the gateway has the newest snapshot."""
-        path = self.home / "gateway-snapshot.json"
+        """Returns when every worker of the gateway goes by the newest snapshot."""
         newest = self.control("GET", "/v1/snapshot").json()["revision"]
-        wait_until(lambda: path.exists() and json.loads(path.read_bytes())["revision"] >= newest, "the snapshot")
+
+        def settled() -> bool:
+            by_worker = [value for name, value in self.samples() if name.startswith("everloop_snapshot_revision")]
+            return len(by_worker) == self.workers and min(by_worker) >= newest
+
+        wait_until(settled, "the snapshot")
 
     def beat(self, engine_id: str, url: str, *, state: EngineState = EngineState.READY, **more: object) -> dict:
         """One heartbeat of an engine; its assignment."""
@@ -151,10 +164,19 @@ class Stack:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def metrics(self) -> dict[str, float]:
-        """The gateway's samples, by name and labels."""
+    def samples(self) -> list[tuple[str, float]]:
+        """The gateway's samples: names with labels, and values."""
         lines = httpx.get(f"http://127.0.0.1:{self.admin_port}/metrics").text.splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+        parted = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return [(name, float(value)) for name, _, value in parted]
+
+    def metrics(self) -> dict[str, float]:
+        """The gateway's samples by name and labels, added up over its workers."""
+        found: dict[str, float] = {}
+        for name, value in self.samples():
+            name = re.sub(r',?worker="\d+"', "", name).replace("{}", "")
+            found[name] = found.get(name, 0.0) + value
+        return found
 
     # -- what is on the log
 

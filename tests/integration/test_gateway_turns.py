@@ -99,7 +99,7 @@ def test_the_openai_client_streams(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_samples_are_several_turns(stack: Stack, client: openai.OpenAI, stream: bool) -> None:
     answer = client.chat.completions.create(model="policy", messages=HI, n=3, stream=stream)
-    turn_id = next(chunk.id for chunk in answer) if stream else answer.id
+    turn_id = {chunk.id for chunk in answer}.pop() if stream else answer.id
     turns = stack.turns(turn_id, 3)
     sent = told(stack)["sent"][turn_id.removeprefix("chatcmpl-")]
     for index, turn in enumerate(turns):
@@ -271,7 +271,7 @@ def test_an_engine_that_fails_before_its_first_byte_is_asked_once_more(
 ) -> None:
     script(stack, faults=[fault])
     answer = client.chat.completions.create(model="policy", messages=HI, stream=stream)
-    turn_id = next(chunk.id for chunk in answer) if stream else answer.id
+    turn_id = {chunk.id for chunk in answer}.pop() if stream else answer.id
     assert stack.turns(turn_id)[0].finish is Finish.STOP
 
 
