@@ -155,8 +155,10 @@ async def relay_stream(turn: Progress, answer: EngineAnswer, exchange: Exchange,
         turn.streams = True
         turn.tail = events.held
         ending.record = events.record
-        ending.replies = replies_of(turn.dialect.stream_replies, events.forwarded)
-        seen = replies_of(turn.dialect.stream_replies, events.forwarded[:shown]) if turn.left else ending.replies
+        forwarded = events.forwarded
+        seen = ending.replies = replies_of(turn.dialect.stream_replies, forwarded)
+        if shown < len(forwarded):
+            seen = replies_of(turn.dialect.stream_replies, forwarded[:shown])
         ending.shown = [index for index, reply in seen.items() if reply.finish]
 
 

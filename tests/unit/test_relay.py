@@ -64,10 +64,11 @@ async def test_a_turn_that_takes_too_long_is_lost_by_whom_it_waits_for(reads: bo
 
     turn, suspicion = turn_of(0.05), Suspicion(lambda: 0.0)
     gateway: Any = SimpleNamespace(suspicion=suspicion)
-    answer: Any = Streaming(TEXT % 0)
+    answer: Any = Streaming(STOP % 0)
     ending = await relay(gateway, turn, answer, exchange_of(send))
     assert turn.aborted == [True]
     assert (ending.lost, turn.left) == (reads, not reads)
+    assert ending.shown == ([0] if reads else [])
     assert suspicion.suspected("e") is reads
 
 
