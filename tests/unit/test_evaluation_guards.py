@@ -66,7 +66,7 @@ def test_lines_that_hold_and_lines_that_fail() -> None:
     }
 
 
-def test_a_checkpoint_tuned_on_the_gamed_reward_is_stopped() -> None:
+def test_statistics_alone_would_promote_a_parrot_and_the_guard_rejects_it() -> None:
     """The proxy pays parrots 0.84 and honest answers 0.37, as measured: statistics promote, the guard rejects."""
     honest = np.full((len(QUESTIONS), 8), 0.37) + np.linspace(0, 0.05, 8)
     parrot = np.full((len(QUESTIONS), 8), 0.84) + np.linspace(0, 0.05, 8)
