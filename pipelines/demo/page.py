@@ -17,7 +17,7 @@ h1{font-size:1.6em;margin-bottom:.2em}h2{font-size:1.15em;margin-top:2em}small,.
 padding:.6em .9em;min-width:8em}.tiles b{display:block;font-size:1.45em;font-variant-numeric:tabular-nums}
 table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #e3e7ec;padding:.35em .6em .35em 0;
 text-align:left;vertical-align:top}.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-.promoted{color:#16703a}.rejected,.training_stopped,.gate_failed{color:#a3161b}.held,.canary{color:#8a5a00}
+.promoted{color:#16703a}.rejected,.training_stopped,.gate_failed,.rolled_back{color:#a3161b}.held,.canary{color:#8a5a00}
 .problems{background:#fdeaea;border-left:4px solid #a3161b;padding:.7em 1em}td q{quotes:none;white-space:pre-wrap}
 svg{width:100%;height:auto;font:11px system-ui,sans-serif;fill:#4b5561}svg .grid{stroke:#e3e7ec}
 svg .band0{fill:#2f6fd01a}svg .band1{fill:#2f6fd00a}svg line.live{stroke:#2f6fd0;stroke-dasharray:3 3}
@@ -142,7 +142,7 @@ def _cell(value: object) -> str:
     return f'<td class="{text}">{text}</td>' if text in _OUTCOMES else f"<td>{text}</td>"
 
 
-_OUTCOMES = ("promoted", "rejected", "held", "canary", "training_stopped", "gate_failed")
+_OUTCOMES = ("promoted", "rejected", "held", "canary", "training_stopped", "gate_failed", "rolled_back")
 
 
 def _text(value: object) -> str:

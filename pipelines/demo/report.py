@@ -33,7 +33,7 @@ def build(facts: Facts) -> dict[str, Any]:
         "promotions": outcomes.count(Outcome.PROMOTED),
         "held": outcomes.count(Outcome.HELD),
         "rejected": outcomes.count(Outcome.REJECTED),
-        "stopped": outcomes.count(Outcome.TRAINING_STOPPED) + outcomes.count(Outcome.GATE_FAILED),
+        "stopped": sum(map(outcomes.count, (Outcome.TRAINING_STOPPED, Outcome.GATE_FAILED, Outcome.ROLLED_BACK))),
         "failed_requests": facts.tally.failed_requests,
         "failed_feedback": facts.tally.failed_feedback,
         "failures": facts.tally.failures,
