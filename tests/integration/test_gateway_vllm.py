@@ -1,6 +1,8 @@
 """Gateway, control, agent and a real vLLM with a tiny random model: answers, hang-ups, and a swap in mid-answer."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -108,16 +110,28 @@ def test_versions_change_cold_and_then_hot_in_mid_answer(stack: Stack, client: o
     wait_until(lambda: converged(stack), "the cold load", START_SECONDS)
     stack.settle()
     ask = {"model": "policy", "messages": HI, "max_tokens": 900, "extra_body": {"ignore_eos": True}}
-    stream = client.chat.completions.create(**ask, stream=True)
-    turn_id = next(stream).id
-    desire(stack, "v1", checkpoints)
-    assert list(stream)
-    wait_until(lambda: converged(stack), "the swap")
+    began: list[str] = []
+    swapped = threading.Event()
+
+    def talk() -> None:
+        while not swapped.is_set():
+            stream = client.chat.completions.create(**ask, stream=True)
+            began.append(next(stream).id)
+            assert list(stream)
+
+    with ThreadPoolExecutor() as pool:
+        talks = [pool.submit(talk) for _ in range(3)]
+        wait_until(lambda: len(began) >= 3, "three answers under way")
+        desire(stack, "v1", checkpoints)
+        wait_until(lambda: converged(stack), "the swap")
+        swapped.set()
+        for talking in talks:
+            talking.result()
     swap = stack.control("GET", "/v1/swaps?policy=policy").json()["swaps"][-1]
     assert (swap["load"], swap["to_version"], swap.get("error")) == ("hot", "v1", None)
-    (turn,) = stack.turns(turn_id)
-    assert turn.check() is None
-    assert [span.version for span in turn.weight_versions] == ["v2", "v1"]
+    turns = [turn for turn_id in began for turn in stack.turns(turn_id)]
+    assert all(turn.check() is None for turn in turns)
+    assert ["v2", "v1"] in [[span.version for span in turn.weight_versions] for turn in turns]
     stack.settle()
     after = client.chat.completions.create(model="policy", messages=HI, max_tokens=5)
     assert [span.version for span in stack.turns(after.id)[0].weight_versions] == ["v1"]
