@@ -68,7 +68,7 @@ def run(options: Options) -> int:
     failed = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     stack: Stack | None = None
     try:
-        with _interruptible():
+        with interruptible():
             config = _ready(options)
             stack = Stack(config, options.configuration)
             return _with(stack, options, console)
@@ -193,10 +193,14 @@ def _until_interrupted() -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does, so that it never leaves a stack behind."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does, so that it never leaves a stack behind.
+
+    Ctrl-C is asked for by name: Python leaves it ignored where a shell began this in the background.
+    """
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

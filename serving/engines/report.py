@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from ingest.contracts.fleet import Assignment, Heartbeat, Reference, Swap
@@ -34,14 +35,16 @@ class Reporter:
         self._policy = policy
         self._heartbeat = heartbeat
         self._outbox: list[tuple[Swap | Reference, asyncio.Future[str]]] = []
+        self._news = asyncio.Event()
         self.answer: Answer | None = None
         self.tried = asyncio.Event()
         """Set once control has answered, or has not."""
 
     def tell(self, event: Swap | Reference) -> asyncio.Future[str]:
-        """Delivers it before the next heartbeat. Then the future has why control does not take it, or nothing."""
+        """Delivers it and a heartbeat at once. Then the future has why control does not take it, or nothing."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._outbox.append((event, answer))
+        self._news.set()
         return answer
 
     async def run(self) -> None:
@@ -49,6 +52,7 @@ class Reporter:
         away = False
         while True:
             next_at = time.monotonic() + BEAT_SECONDS
+            self._news.clear()
             try:
                 await self._deliver()
                 beat = self._heartbeat()
@@ -59,7 +63,8 @@ class Reporter:
                     log.warning("engine %s goes on without control: %s", self._engine_id, error)
                 away = True
             self.tried.set()
-            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), max(0.0, next_at - time.monotonic()))
 
     async def leave(self) -> None:
         """Says what is left to say, and that the engine is gone; once, for its process ends now."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from pipelines.demo import machine, play
 from pipelines.demo.errors import DemoFailed
-from pipelines.demo.main import Options
+from pipelines.demo.main import Options, interruptible
 from pipelines.demo.model import Prepared, is_prepared
 from pipelines.demo.show import Scene, Screen, render
 from pipelines.demo.watch import Watch
@@ -162,3 +163,14 @@ def test_options_come_from_the_environment(tmp_path: Path) -> None:
     assert Options.read({}, tmp_path) == Options(tmp_path, cycles=3, once=False)
     given = {"DEMO": "once", "DEMO_CYCLES": "2", "DEMO_SEED": "7"}
     assert Options.read(given, tmp_path) == Options(tmp_path, cycles=2, once=True, seed=7)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_can_be_interrupted_where_a_shell_began_it_in_the_background(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)  # as such shells do with SIGINT
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
