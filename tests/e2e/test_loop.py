@@ -314,11 +314,10 @@ def test_each_swap_was_hot_and_proven(story: Story) -> None:
     first, second = story.checkpoints
     machine = story.machine
     serving = {e["engine_id"] for e in machine.control.fleet()["engines"] if e.get("role", "serve") == "serve"}
-    told = [s for s in machine.control.swaps(POLICY, 0) if s["engine_id"] in serving]
-    swaps = [s for s in told if s["load"] == "hot"]
-    assert [s["to_version"] for s in told if s not in swaps] == [first]  # after its agent was killed
+    swaps = [s for s in machine.control.swaps(POLICY, 0) if s["engine_id"] in serving]
     assert [(s["from_version"], s["to_version"]) for s in swaps] == [(BASE, first), (first, second), (second, first)]
     for swap in swaps:
+        assert swap["load"] == "hot"
         assert not swap.get("error")
         assert swap["checksum_equal"]
         assert swap["logprob_difference"] is not None
