@@ -25,7 +25,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install -q --no-deps -e .
 	@touch $@
 
-demo: setup  ## three cycles of the loop on SmolLM2-135M, about 16 minutes on two cores; DEMO=once ends by itself
+demo: setup  ## three cycles of the loop on SmolLM2-135M, about 14 minutes on two cores; DEMO=once ends by itself
 	@$(BIN)/everloop demo
 
 test: setup lint types wheel  ## what CI runs
