@@ -30,9 +30,7 @@ class FleetView:
         refused = {
             name: refusal["error"]
             for name, refusal in present.items()
-            if refusal.get("version") == version
-            and refusal.get("standing", True)
-            and refusal.get("attempts", 1) >= ATTEMPTS
+            if refusal.get("version") == version and refusal.get("attempts", 1) >= ATTEMPTS
         }
         return refused if refused.keys() == present.keys() else {}
 
