@@ -72,9 +72,8 @@ class Forwarder:
                     self.once()
             except Stopped:
                 logger.info("stopped while waiting for the broker")
-            except (
-                KafkaError
-            ) as error:  # this producer is done for: a new one asks for the topic's limit and sends again
+            except KafkaError as error:
+                # This producer is done for: a new one asks for the topic's limit and sends again.
                 logger.error("connecting anew: %s", type(error).__name__)
                 self._stop.wait(every)
             finally:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pipelines.records import Outcome, Run, RunState, Stage
+from pipelines.records import BY_VERDICT, Outcome, Run, RunState, Stage
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -26,19 +26,11 @@ class Origin(msgspec.Struct, frozen=True):
     why: str
 
 
-_BY_VERDICT = {
-    "promote": Outcome.PROMOTED,
-    "canary": Outcome.CANARY,
-    "hold": Outcome.HELD,
-    "reject": Outcome.REJECTED,
-}
-
-
 def _outcome(run: Run) -> Outcome | None:
     if run.state == RunState.DONE:
         return run.outcome
     verdict = run.result(Stage.EVALUATE) if run.state == RunState.ABANDONED else None
-    return _BY_VERDICT.get((verdict or {}).get("decision", ""))
+    return BY_VERDICT.get((verdict or {}).get("decision", ""))
 
 
 def _looked(run: Run) -> bool:

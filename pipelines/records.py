@@ -70,6 +70,15 @@ class Outcome(StrEnum):
     TRAINING_STOPPED = "training_stopped"
 
 
+BY_VERDICT = {
+    "promote": Outcome.PROMOTED,
+    "canary": Outcome.CANARY,
+    "hold": Outcome.HELD,
+    "reject": Outcome.REJECTED,
+}
+"""What becomes of a run by its verdict's decision, where nothing else comes between."""
+
+
 class StageState(StrEnum):
     """Where a stage of a run stands."""
 

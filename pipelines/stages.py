@@ -20,7 +20,7 @@ from pipelines.errors import PipelineError, StageFailed
 from pipelines.flow import Ended
 from pipelines.home import BASE, Home
 from pipelines.lineage import origin
-from pipelines.records import Outcome, Run, Stage
+from pipelines.records import BY_VERDICT, Outcome, Run, Stage
 from pipelines.runs import Runs
 from pipelines.stack.addresses import Addresses
 from pipelines.stack.secrets import Secrets
@@ -174,9 +174,9 @@ class LocalStages:
         checkpoint = self._home.checkpoint(self._policy, run.checkpoint_id)
         self._promotion("promotion.registry:record_verdict", mlflow=self._addresses.mlflow, checkpoint=checkpoint)
         why = "; ".join(verdict["reasons"])
-        outcomes = {"hold": Outcome.HELD, "canary": Outcome.CANARY, "reject": Outcome.REJECTED}
-        if verdict["decision"] in outcomes:
-            raise Ended(outcomes[verdict["decision"]], why)
+        outcome = BY_VERDICT[verdict["decision"]]
+        if outcome != Outcome.PROMOTED:
+            raise Ended(outcome, why)
         standing = rollout.read(checkpoint)
         if standing is not None and standing.state is RolloutState.RETIRED:
             raise Ended(Outcome.REJECTED, f"{run.checkpoint_id} served already, and a person took it back")

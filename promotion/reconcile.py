@@ -1,6 +1,6 @@
 """The reconciler: what the alias `champion` says becomes what the fleet serves, whatever crashes on the way.
 
-Once a second, for each policy: read the alias from MLflow and the desired version from control. Where they differ
+Twice a second, for each policy: read the alias from MLflow and the desired version from control. Where they differ
 and the alias's version may serve (`promotion.rules`), verify its files and make it desired; where it may not, put the
 alias back on what the fleet is meant to serve, and write on the refused version why. So a person who moves the
 alias in the MLflow UI promotes, and moving it back rolls back. Where they agree, the versions' rollout states follow.
@@ -39,8 +39,6 @@ from promotion.rules import Permission, accept, may_serve
 __all__ = ["Reconciler", "main", "wait_converged"]
 
 log = logging.getLogger("promotion.reconcile")  # also when run as __main__
-
-_IN_SERVICE = frozenset({RolloutState.ROLLING, RolloutState.SERVING})
 
 
 class Reconciler:
@@ -122,10 +120,10 @@ class Reconciler:
         now = self._clock()
         accept(checkpoint, granted, now)
         standing = rollout.read(checkpoint)
-        if standing is None or standing.state not in _IN_SERVICE:
+        if standing is None or standing.state not in rollout.IN_SERVICE:
             rollout.move(checkpoint, RolloutState.ROLLING, reason=granted.reason, now=now)
         for name, other in rollout.read_all(checkpoint.parent).items():
-            if name != checkpoint.name and other.state in _IN_SERVICE:
+            if name != checkpoint.name and other.state in rollout.IN_SERVICE:
                 folder = checkpoint.parent / name
                 rollout.move(folder, RolloutState.RETIRED, reason=f"{checkpoint.name} took its place", now=now)
 
@@ -150,9 +148,8 @@ class Reconciler:
 
     async def _last_good(self, policy: str, refused: ModelVersion, view: FleetView) -> ModelVersion | None:
         """What serves, by the records, else by control's word, else by the engines'; or the last that did."""
-        records = sorted(rollout.read_all(self._checkpoints / policy).values(), key=lambda r: -r.updated_at)
-        serving = [r.checkpoint_id for r in records if r.state in _IN_SERVICE]
-        retired = [r.checkpoint_id for r in records if r.state is RolloutState.RETIRED]
+        serving = rollout.newest_in(rollout.IN_SERVICE, self._checkpoints / policy)
+        retired = rollout.newest_in({RolloutState.RETIRED}, self._checkpoints / policy)
         reported = [e["version"] for e in view.engines if e.get("version")]
         for checkpoint_id in (*serving, *([view.desired] if view.desired else []), *reported, *retired):
             found = await self._registry.find(policy, checkpoint_id)

@@ -6,7 +6,7 @@ steps may repeat both.
 """
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from ingest.contracts.files import write_atomically
 from ingest.contracts.rollout import Rollout, RolloutState, advance
 
 FILE = "rollout.json"
+IN_SERVICE = frozenset({RolloutState.ROLLING, RolloutState.SERVING})
+"""It serves, or is on its way to."""
 
 
 def read(checkpoint: Path) -> Rollout | None:
@@ -34,6 +36,12 @@ def read_all(policy_folder: Path) -> dict[str, Rollout]:
     """Rollouts of a policy's checkpoints, by checkpoint id."""
     found = ((p.parent.name, read(p.parent)) for p in sorted(policy_folder.glob(f"*/{FILE}")))
     return {name: rollout for name, rollout in found if rollout is not None}
+
+
+def newest_in(states: Collection[RolloutState], policy_folder: Path) -> list[str]:
+    """Checkpoint ids of a policy's versions in one of these states, the one that moved last first."""
+    found = [rollout for rollout in read_all(policy_folder).values() if rollout.state in states]
+    return [rollout.checkpoint_id for rollout in sorted(found, key=lambda rollout: -rollout.updated_at)]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from pipelines.demo.picture import acceptance_over_time
+from pipelines.records import Outcome
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#1c2430;background:#fff}
@@ -142,7 +143,7 @@ def _cell(value: object) -> str:
     return f'<td class="{text}">{text}</td>' if text in _OUTCOMES else f"<td>{text}</td>"
 
 
-_OUTCOMES = ("promoted", "rejected", "held", "canary", "training_stopped", "gate_failed", "rolled_back")
+_OUTCOMES = frozenset(Outcome)
 
 
 def _text(value: object) -> str:

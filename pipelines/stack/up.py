@@ -17,7 +17,6 @@ import msgspec
 from ingest.config import LogSettings
 from ingest.contracts.checkpoint import EXPORT
 from ingest.contracts.files import write_atomically
-from ingest.contracts.rollout import RolloutState
 from pipelines.config import Config
 from pipelines.config.reading import PREFIX
 from pipelines.control import Control
@@ -146,9 +145,7 @@ class Stack:
 
     def _serving(self, policy: str) -> str:
         """The version that serves, or is on its way to, by the rollout records."""
-        in_service = (RolloutState.ROLLING, RolloutState.SERVING)
-        records = [r for r in rollout.read_all(self.home.checkpoints / policy).values() if r.state in in_service]
-        return max(records, key=lambda r: r.updated_at).checkpoint_id if records else BASE
+        return next(iter(rollout.newest_in(rollout.IN_SERVICE, self.home.checkpoints / policy)), BASE)
 
     def _write(self, found: list[programs.Program]) -> None:
         for values, kind in ((self.config.gateway, GatewaySettings), (self.config.control, ControlSettings)):
