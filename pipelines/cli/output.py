@@ -27,12 +27,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     """A table on standard output; where that is no terminal, as wide as its content."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    # Text, for in a plain string rich would take `[gateway]` for markup and leave it out.
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def showing() -> Iterator[Callable[[str, str], None]]:
     def table() -> Table:
         shown = Table(box=None, show_header=False, pad_edge=False)
         for part, doing in said.items():
-            shown.add_row(f"[green]{part}" if doing == "in service" else part, doing)
+            shown.add_row(Text(part, style="green" if doing == "in service" else ""), Text(doing))
         shown.add_row("", f"{time.monotonic() - began:.0f} s")
         return shown
 

@@ -82,11 +82,9 @@ def doctor(
     found, folder = open_home(config)
     supervisor = Supervisor(folder)
     running = supervisor.running
-    all_checks = [*checks.machine(found, folder.root), *checks.models(found), checks.kafka(found)]
-    if not running:
-        all_checks += checks.ports(found)
+    left = leftovers.find(folder.root, supervisor.pid) if home and not running else []
+    all_checks = checks.all_of(found, folder.root, begun=running or bool(left))
     if home and not running:
-        left = leftovers.find(folder.root, supervisor.pid)
         all_checks.append(
             checks.Check(
                 "leftovers",

@@ -18,6 +18,9 @@ MAX_SOCKET_PATH = 100
 """A Unix socket's path may have 107 bytes; supervisord adds its process id for a moment."""
 
 
+MEMORY = "memory"
+
+
 class Check(msgspec.Struct, frozen=True):
     """One thing that was looked at. `advice` says what to do where it is not `ok`; `fatal` keeps `up` from starting."""
 
@@ -26,6 +29,12 @@ class Check(msgspec.Struct, frozen=True):
     seen: str
     advice: str = ""
     fatal: bool = True
+
+
+def all_of(config: Config, home: Path, *, begun: bool) -> list[Check]:
+    """Every check. `begun`: this stack runs, or its processes outlived it; what they hold is not asked about."""
+    found = [*machine(config, home), *models(config), kafka(config)]
+    return [c for c in found if c.name != MEMORY] if begun else [*found, *ports(config)]
 
 
 def machine(config: Config, home: Path, memory: int | None = None) -> Iterator[Check]:
@@ -47,7 +56,7 @@ def machine(config: Config, home: Path, memory: int | None = None) -> Iterator[C
     )
     available = (_available() if memory is None else memory) / 1e9
     yield Check(
-        "memory",
+        MEMORY,
         available >= wall.min_free_memory_gb,
         f"{available:.1f} GB available",
         f"{available:.1f} GB of memory are available, [everloop] min_free_memory_gb is {wall.min_free_memory_gb:g}: "

@@ -50,8 +50,7 @@ class Stack:
         """Starts what does not run, waits until everything is in service; raises `PipelineError` where it cannot."""
         running = self.supervisor.running
         if not running:
-            self._check()
-            self._clear()
+            self._check_and_clear()
         self.home.create()
         kafka = self._kafka()
         where = addresses.choose(self.config, self.home, kafka, self._free if running else None)
@@ -98,18 +97,21 @@ class Stack:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        found = [*checks.machine(self.config, self.home.root), *checks.models(self.config), *checks.ports(self.config)]
-        wrong = [check.advice for check in (*found, checks.kafka(self.config)) if check.fatal and not check.ok]
-        if wrong:
-            raise PipelineError("\n".join(wrong))
-
-    def _clear(self) -> None:
+    def _check_and_clear(self) -> None:
+        """What a killed supervisor left serves on until it is known that a new stack could start in its place."""
         rest = leftovers.find(self.home.root, self.supervisor.pid)
         if rest:
+            self._check(begun=True)
             names = ", ".join(sorted({leftovers.name_of(pid) for pid in rest}))
             self._tell("leftovers", f"ending {len(rest)} processes of a stack whose supervisor was killed: {names}")
             leftovers.end(rest)
+        self._check(begun=False)
+
+    def _check(self, *, begun: bool) -> None:
+        found = checks.all_of(self.config, self.home.root, begun=begun)
+        wrong = [check.advice for check in found if check.fatal and not check.ok]
+        if wrong:
+            raise PipelineError("\n".join(wrong))
 
     def _kafka(self) -> bool:
         kind = self.config.log.kind

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingest.contracts.rollout import RolloutState
+from pipelines.cli.output import print_table
 from pipelines.config import load
 from pipelines.errors import PipelineError
 from pipelines.home import Home
@@ -62,6 +63,23 @@ def test_a_configured_port_in_use_is_a_sentence(config_path: Path, home: Home) -
             addresses.choose(config, home, kafka=False)
         (said,) = [check.advice for check in checks.ports(config) if not check.ok]
         assert f"port {port} (gateway) is in use" in said
+
+
+def test_what_leftovers_of_this_stack_hold_keeps_no_new_one_from_starting(config_path: Path, home: Home) -> None:
+    with socket.socket() as ours:
+        ours.bind(("127.0.0.1", 0))
+        ours.listen()
+        values = {"GATEWAY__PORT": str(ours.getsockname()[1]), "EVERLOOP__MIN_FREE_MEMORY_GB": "1e9"}
+        config = load(config_path, {f"EVERLOOP__{name}": value for name, value in values.items()})
+        fresh = {check.name for check in checks.all_of(config, home.root, begun=False) if not check.ok}
+        assert {"port of gateway", "memory"} <= fresh
+        begun = {check.name for check in checks.all_of(config, home.root, begun=True) if not check.ok}
+        assert begun == fresh - {"port of gateway", "memory"}
+
+
+def test_a_table_shows_what_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("what to do",), [("set another in [gateway] port",)])
+    assert "set another in [gateway] port" in capsys.readouterr().out
 
 
 def test_a_stack_that_never_ran_is_a_sentence(home: Home) -> None:
