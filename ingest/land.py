@@ -47,6 +47,8 @@ class LandReport(msgspec.Struct, frozen=True):
     erased: int
     watermark: float
     """Unix seconds: every event received up to then is in the lake. 0 where it is not known."""
+    lake_versions: dict[str, int]
+    """Delta version of each table, at least: what is read later may be newer, never older."""
 
 
 def land(*, log: LogSettings, spool: Path, lake: Path) -> LandReport:
@@ -71,7 +73,7 @@ def land(*, log: LogSettings, spool: Path, lake: Path) -> LandReport:
     if log.kind == "embedded":  # with Kafka the forwarder removes what the broker has
         done = landed(lake, [folder.spool_id for folder in folders(spool)])
         retain(spool, done, older_than=time.time() - log.retention_days * 86400)
-    return LandReport(rows, dropped, reader.watermark())
+    return LandReport(rows, dropped, reader.watermark(), {name: table.version() for name, table in tables.items()})
 
 
 def append(table: DeltaTable, name: str, rows: list[Row], upto: Mapping[str, int], now: float) -> int:

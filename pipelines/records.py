@@ -145,3 +145,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """What `stage` returned, None where it has not finished."""
         record = self.stage(stage)
         return record.result if record and record.state == StageState.FINISHED else None
+
+    def waiting(self, stage: Stage) -> dict | None:
+        """What `stage` returned when it last found too little to go on with; None where that is not how it stands."""
+        record = self.stage(stage)
+        return record.result if record and record.state == StageState.WAITING else None

@@ -58,6 +58,18 @@ class LocalStages:
         log = self._config.log_settings(self._addresses.kafka)
         landed = self._ingest("ingest.land:land", log=log, spool=h.spool, lake=h.lake)
         cut_at = self._clock()
+        inputs = {
+            "lake_versions": landed["lake_versions"],
+            "attribution": s.attribution.model_dump(mode="json"),
+            "rewards": s.rewards.model_dump(mode="json"),
+        }
+        before = run.waiting(Stage.LAND)
+        same = before is not None and before["inputs"] == inputs
+        since = before["since"] if before and same else cut_at
+        if before and same and before["cut_at"] > since + s.attribution.settle_seconds:
+            # An earlier look at the same events found all of them settled. None can have become ready, and the join
+            # reads the whole lake.
+            return {**before, "landed": landed, "watermark": landed["watermark"]}
         attributed = self._ingest(
             "ingest.attribution:attribute",
             lake=h.lake,
@@ -68,7 +80,8 @@ class LocalStages:
             watermark=landed["watermark"],
             used_datasets=h.datasets,
         )
-        return {"cut_at": cut_at, "landed": landed, **attributed, "watermark": landed["watermark"]}
+        looked = {"cut_at": cut_at, "since": since, "inputs": inputs, "landed": landed}
+        return {**looked, **attributed, "watermark": landed["watermark"]}
 
     def freeze(self, run: Run, landed: dict) -> dict:
         """The candidate dataset, as of the cut."""

@@ -13,7 +13,7 @@ from pipelines.control import Control
 from pipelines.errors import PipelineError, StageFailed
 from pipelines.flow import Ended
 from pipelines.home import Home
-from pipelines.records import Outcome, Run
+from pipelines.records import Outcome, Run, Stage, StageState
 from pipelines.runs import Runs
 from pipelines.stack.addresses import Addresses
 from pipelines.stack.secrets import Secrets
@@ -108,12 +108,39 @@ def stages(
     return made, workers, run
 
 
+LANDED = {"watermark": 90.0, "lake_versions": {"turns": 3}}
+
+
 def test_land_tells_the_cut_and_how_many_are_ready(runs: Runs, tmp_path: Path) -> None:
-    made, workers, run = stages(runs, tmp_path, land={"watermark": 90.0}, attribute={"ready": 7, "counts": {}})
+    made, workers, run = stages(runs, tmp_path, land=LANDED, attribute={"ready": 7, "counts": {}})
     landed = made.land(run)
     assert (landed["cut_at"], landed["watermark"], landed["ready"]) == (100.0, 90.0, 7)
     made.freeze(run, landed)
     assert workers.called == ["land", "attribute", "freeze"]
+
+
+def test_a_lake_that_did_not_change_is_joined_again_only_until_all_is_settled(runs: Runs, tmp_path: Path) -> None:
+    made, workers, run = stages(runs, tmp_path, land=LANDED, attribute={"ready": 7, "counts": {}})
+    settle = made._settings.attribution.settle_seconds
+
+    def look(at: float) -> dict:
+        made._clock = lambda: at
+        taken_up = runs.get(run.run_id)
+        runs.begin(run.run_id, Stage.LAND)
+        result = made.land(taken_up)
+        runs.end(run.run_id, Stage.LAND, StageState.WAITING, result)
+        return result
+
+    look(100.0)
+    look(100.0 + settle)
+    assert look(101.0 + settle)["cut_at"] == 101.0 + settle
+    joined = workers.called.count("attribute")
+    workers.answers["land"] = LANDED | {"watermark": 95.0}
+    later = look(200.0 + settle)
+    assert (later["cut_at"], later["watermark"]) == (101.0 + settle, 95.0)
+    assert workers.called.count("attribute") == joined == 3
+    workers.answers["land"] = LANDED | {"lake_versions": {"turns": 4}}
+    assert look(300.0 + settle)["cut_at"] == 300.0 + settle
 
 
 def test_a_gate_that_fails_ends_the_run_with_its_checks(runs: Runs, tmp_path: Path) -> None:
