@@ -1,6 +1,6 @@
-"""The agent of one engine: keeps vLLM running on the weights that control assigns, and says so each second.
+"""The agent of one engine: keeps vLLM running on the weights that control assigns, and says so twice a second.
 
-Two loops. `serving.engines.report` posts a heartbeat each second, whatever else goes on and whether or not control
+Two loops. `serving.engines.report` posts a heartbeat twice a second, whatever else goes on and whether or not control
 answers, and keeps the latest assignment. `_work` does one thing at a time: start a process that is not there, take in
 an assignment, or watch. So starts and swaps never overlap.
 

@@ -1,4 +1,4 @@
-"""What an agent tells control, in order: swaps and references as they happen, and a heartbeat each second.
+"""What an agent tells control, in order: swaps and references as they happen, and a heartbeat twice a second.
 
 What happened is delivered before the heartbeat that follows from it, so control never sees an engine ready on a version
 whose reference it does not have. While control is away, what is to be said waits.
@@ -16,7 +16,7 @@ from serving.engines.links import ControlAway, ControlLink, ControlRefused
 
 log = logging.getLogger(__name__)
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS = 0.5
 
 
 class Answer(NamedTuple):
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 class Reporter:
-    """`heartbeat` is asked for what to say each second; `answer` is control's latest, None before the first."""
+    """`heartbeat` is asked for what to say each time; `answer` is control's latest, None before the first."""
 
     def __init__(self, control: ControlLink, engine_id: str, policy: str, heartbeat: Callable[[], Heartbeat]) -> None:
         self._control = control

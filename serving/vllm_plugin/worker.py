@@ -41,37 +41,64 @@ class WorkerExtension(_Worker):
         return True
 
     def everloop_score(self, sequences: list[list[int]]) -> list[list[float]] | None:
-        """Log-probability of each token after the first, by sequence, each in a step of its own.
+        """Log-probability of each token after the first, by sequence, in as few steps as they fit in.
 
         None from ranks that hold no head. Raises `ValueError` where a sequence does not fit in one step.
         """
-        rows = [self._everloop_score_one(ids) for ids in sequences]
+        rows = [row for batch in self._everloop_batches(sequences) for row in self._everloop_score_batch(batch)]
         return None if any(row is None for row in rows) else rows  # type: ignore[return-value]
 
-    def _everloop_score_one(self, ids: list[int]) -> list[float] | None:
+    def _everloop_batches(self, sequences: list[list[int]]) -> list[list[list[int]]]:
+        """The sequences in order, in groups that one step and the empty cache take."""
+        scheduler, blocks = self.scheduler_config, self.model_runner.kv_cache_config.num_blocks
+        batches: list[list[list[int]]] = []
+        for ids in sequences:
+            if len(ids) < 2 or len(ids) > scheduler.max_num_batched_tokens:
+                raise ValueError(f"a sequence of {len(ids)} tokens does not fit in one step of this engine")
+            if 1 + sum(self._everloop_counts(ids)) > blocks:
+                raise ValueError(f"a sequence of {len(ids)} tokens does not fit in this engine's cache")
+            grown = [*batches[-1], ids] if batches else [ids]
+            fits = (
+                len(grown) <= scheduler.max_num_seqs
+                and sum(map(len, grown)) <= scheduler.max_num_batched_tokens
+                and 1 + sum(sum(self._everloop_counts(each)) for each in grown) <= blocks
+            )
+            batches = [*batches[:-1], grown] if batches and fits else [*batches, [ids]]
+        return batches
+
+    def _everloop_counts(self, ids: list[int]) -> list[int]:
+        """Cache blocks that a sequence and one sampled token take, by group."""
         groups = self.model_runner.kv_cache_config.kv_cache_groups
-        counts = [-(-(len(ids) + 1) // group.kv_cache_spec.block_size) for group in groups]
-        if len(ids) < 2 or len(ids) > self.scheduler_config.max_num_batched_tokens:
-            raise ValueError(f"a sequence of {len(ids)} tokens does not fit in one step of this engine")
-        if sum(counts) >= self.model_runner.kv_cache_config.num_blocks:
-            raise ValueError(f"a sequence of {len(ids)} tokens does not fit in this engine's cache")
-        starts = [1 + sum(counts[:i]) for i in range(len(counts))]  # block 0 is vLLM's null block
-        request = NewRequestData(
-            req_id=REQUEST_ID,
-            prompt_token_ids=ids,
-            mm_features=[],
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0),
-            pooling_params=None,
-            block_ids=tuple(list(range(start, start + n)) for start, n in zip(starts, counts, strict=True)),
-            num_computed_tokens=0,
-            lora_request=None,
-            prefill_token_ids=ids,
-        )
+        return [-(-(len(ids) + 1) // group.kv_cache_spec.block_size) for group in groups]
+
+    def _everloop_score_batch(self, sequences: list[list[int]]) -> list[list[float] | None]:
+        """One step over all of `sequences`, as the scheduler would have put it together."""
+        free = 1  # block 0 is vLLM's null block
+        requests = []
+        for number, ids in enumerate(sequences):
+            blocks = []
+            for count in self._everloop_counts(ids):
+                blocks.append(list(range(free, free + count)))
+                free += count
+            requests.append(
+                NewRequestData(
+                    req_id=f"{REQUEST_ID}-{number}",
+                    prompt_token_ids=ids,
+                    mm_features=[],
+                    sampling_params=SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0),
+                    pooling_params=None,
+                    block_ids=tuple(blocks),
+                    num_computed_tokens=0,
+                    lora_request=None,
+                    prefill_token_ids=ids,
+                )
+            )
+        names = [request.req_id for request in requests]
         step = SchedulerOutput.make_empty()
-        step.scheduled_new_reqs = [request]
+        step.scheduled_new_reqs = requests
         step.scheduled_cached_reqs = CachedRequestData.make_empty()
-        step.num_scheduled_tokens = {REQUEST_ID: len(ids)}
-        step.total_num_scheduled_tokens = len(ids)
+        step.num_scheduled_tokens = {name: len(ids) for name, ids in zip(names, sequences, strict=True)}
+        step.total_num_scheduled_tokens = sum(map(len, sequences))
         try:
             output: Any = self.execute_model(step)
             if output is None:
@@ -80,7 +107,7 @@ class WorkerExtension(_Worker):
                 output = output.get_output()
         finally:
             end = SchedulerOutput.make_empty()
-            end.finished_req_ids = {REQUEST_ID}
+            end.finished_req_ids = set(names)
             self.execute_model(end)
-        scored = output.prompt_logprobs_dict.get(REQUEST_ID)
-        return None if scored is None else [float(value) for value in scored.logprobs[:, 0].tolist()]
+        scored = [output.prompt_logprobs_dict.get(name) for name in names]
+        return [None if one is None else [float(value) for value in one.logprobs[:, 0].tolist()] for one in scored]
