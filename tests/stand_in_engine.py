@@ -1,11 +1,15 @@
 """A scripted engine, as a program of its own: vLLM's HTTP interface with the tap, and faults on demand.
 
-It speaks `/v1/chat/completions` and `/v1/completions`, streamed and not, emits the record as
-`ingest.contracts.tap` says, and keeps what it sent for a test to compare with. Each token has a random
-id and logprob; its text is "w<id> ". A request that mentions `call_tool` gets a tool call.
+It speaks the formats of `tests.stand_in_formats`, streamed and not, emits the record as `ingest.contracts.tap`
+says, and keeps what it sent for a test to compare with. Each token has a random id and logprob; its text is
+"w<id> ", or a piece of what a script says.
 
-    POST /stand-in  {"faults": [...], "delay": S, "version": V, "tokens": N}   the next requests meet one fault each
+    POST /stand-in  {"faults": [...], "delay": S, "version": V, "tokens": N, "scripts": {word: [step, ...]}}
     GET  /stand-in  {"requests": [bodies], "headers": [...], "sent": {request_id: record}, "aborted": [...]}
+
+The next requests meet one fault each. A conversation in which a user says a script's word gets the script's steps
+one after another, then the last one again: `{"text": …}` or `{"tool": name, "arguments": {…}}`. Of several words the
+first to be said counts. In a step, `<<regular expression>>` stands for what its group last matched in the request.
 
 Faults: `error500`, `error400`, `drop` (closes before the first byte), `cut` (closes in mid-answer), `die_before` and
 `die_mid` (the process ends), `no_record`, `damaged_record`, `error_event`, `hold` (stops after the first token until
@@ -20,7 +24,9 @@ import base64
 import json
 import os
 import random
+import re
 import sys
+from functools import partial
 
 import aiohttp
 import msgspec
@@ -30,29 +36,32 @@ from ingest.contracts.arrays import pack_ids, pack_logprobs
 from ingest.contracts.fleet import Assignment, EngineState, Heartbeat
 from ingest.contracts.tap import LENGTH_HEADER, REQUEST_HEADER, STREAM_EVENT, TapCall, TapRecord, TapSample, encode_tap
 from ingest.contracts.turn import Span
+from tests.stand_in_formats import FORMATS, Format, Output, Tool
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "max_tokens")
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-class Sample:
-    """One output in the making."""
+class Sample(Output):
+    """One output in the making, of `length` tokens: the pieces of a `script`, or random ones."""
 
-    def __init__(self, index: int, length: int) -> None:
-        self.index, self.length = index, length
+    def __init__(self, index: int, length: int, script: list[str]) -> None:
+        super().__init__(index)
+        self.script = script[:length]
+        self.length = len(self.script) or length
+        self.cut = len(self.script) < len(script)
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[str] = []
-        self.finish: str | None = None
 
-    def step(self, version: str) -> str:
-        """Samples one token; its text."""
+    def step(self, version: str, padding: str) -> None:
+        """Samples one token."""
         self.ids.append(random.randrange(1000))
         self.logprobs.append(-random.random())
         self.versions.append(version)
+        self.pieces.append(self.script[len(self.pieces)] if self.script else f"w{self.ids[-1]} {padding}")
         if len(self.ids) >= self.length:
-            self.finish = "stop"
-        return f"w{self.ids[-1]} "
+            self.finish = "length" if self.cut else "stop"
 
     def frozen(self) -> TapSample:
         """As the tap records it."""
@@ -78,13 +87,14 @@ class StandIn:
         self.token, self.model, self.version = options.token, options.model, options.version
         self.length, self.delay, self.max_len = options.tokens, options.delay, options.max_model_len
         self.faults: list[str] = []
+        self.scripts: dict[str, list[dict]] = {"call_tool": [{"tool": "look", "arguments": {"at": 1}}]}
         self.requests: list[dict] = []
         self.headers: list[dict] = []
         self.sent: dict[str, TapRecord] = {}
         self.aborted: list[str] = []
         self.running: dict[str, asyncio.Event] = {}
 
-    async def generate(self, http: web.Request, dialect: str) -> web.StreamResponse:
+    async def generate(self, http: web.Request, form: type[Format]) -> web.StreamResponse:
         """One call."""
         if http.headers.get("authorization") != f"Bearer {self.token}":
             return _error(401, "Unauthorized")
@@ -103,18 +113,28 @@ class StandIn:
             return _error(400, "scripted refusal")
         if body.get("model") != self.model:
             return _error(404, "no such model")
-        limit = body.get("max_completion_tokens") or body.get("max_tokens") or self.length
-        if limit > self.max_len:
+        limit = form.limit(body)
+        if limit and limit > self.max_len:
             return _error(400, "max_tokens is above the context length")
         request_id = http.headers.get("x-request-id", "none")
         stopped = self.running[request_id] = asyncio.Event()
-        call = _Call(dialect, request_id, body, min(limit, self.length))
+        call = _Call(form, request_id, body, self._step(form, body), limit or self.max_len, self.length)
         try:
             if body.get("stream"):
                 return await self._stream(http, call, fault, stopped)
             return await self._whole(http, call, fault, stopped)
         finally:
             del self.running[request_id]
+
+    def _step(self, form: type[Format], body: dict) -> dict | None:
+        """What the script of this conversation says now; None where it has none."""
+        said, answers = form.said(body)
+        words = [word for word in self.scripts if word in said]
+        if not words:
+            return None
+        steps = self.scripts[min(words, key=said.index)]
+        text, given = json.dumps(steps[min(answers, len(steps) - 1)]), json.dumps(body)
+        return json.loads(re.sub("<<(.*?)>>", lambda hole: re.findall(json.loads(f'"{hole[1]}"'), given)[-1], text))
 
     async def _steps(self, call: "_Call", fault: str, stopped: asyncio.Event):
         at = 0
@@ -130,8 +150,8 @@ class StandIn:
             at += 1
             for sample in call.samples:
                 if sample.finish is None:
-                    text = sample.step(self.version)
-                    yield sample, text + "x" * (64 << 10) if fault == "flood" else text
+                    sample.step(self.version, "x" * (64 << 10) if fault == "flood" else "")
+                    yield sample
 
     def _record(self, call: "_Call", fault: str) -> bytes:
         record = TapRecord(engine_build="stand-in", first_token_at=None, calls=call.frozen())
@@ -142,12 +162,10 @@ class StandIn:
         return encode_tap(record)[: 7 if fault == "damaged_record" else None]
 
     async def _whole(self, http: web.Request, call: "_Call", fault: str, stopped: asyncio.Event) -> web.StreamResponse:
-        texts: dict[int, str] = {}
-        async for sample, text in self._steps(call, fault, stopped):
-            texts[sample.index] = texts.get(sample.index, "") + text
+        async for _ in self._steps(call, fault, stopped):
             if fault == "die_mid":
                 os._exit(9)
-        body = json.dumps(call.whole(texts), separators=(",", ":")).encode()
+        body = json.dumps(call.format.whole(call.samples), separators=(",", ":")).encode()
         tapped = http.headers.get(REQUEST_HEADER) == self.token
         record = self._record(call, fault) if tapped else b""
         headers = {"content-type": "application/json"}
@@ -158,18 +176,19 @@ class StandIn:
     async def _stream(self, http: web.Request, call: "_Call", fault: str, stopped: asyncio.Event) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(http)
-        async for sample, text in self._steps(call, fault, stopped):
-            await response.write(_event(call.chunk(sample, text)))
+        async for sample in self._steps(call, fault, stopped):
+            await response.write(b"".join(call.format.encode(event) for event in call.format.events(sample)))
             if fault == "cut" and len(sample.ids) == 2:
                 http.transport.abort()
                 return response
             if fault == "die_mid" and len(sample.ids) == 2:
                 os._exit(9)
             if fault == "error_event" and len(sample.ids) == 2:
-                await response.write(_event({"error": {"message": "scripted", "type": "server_error", "code": 500}}))
+                error = {"message": "scripted", "type": "server_error", "code": 500}
+                await response.write(call.format.encode({"error": error}))
                 break
         record = self._record(call, fault) if http.headers.get(REQUEST_HEADER) == self.token else b""
-        await response.write(b"data: [DONE]\n\n")
+        await response.write(call.format.ending(call.samples))
         if record:
             await response.write(b"event: " + STREAM_EVENT.encode() + b"\ndata: " + base64.b64encode(record) + b"\n\n")
         await response.write_eof()
@@ -201,6 +220,7 @@ class StandIn:
         self.delay = order.get("delay", self.delay)
         self.version = order.get("version", self.version)
         self.length = order.get("tokens", self.length)
+        self.scripts |= order.get("scripts", {})
         return web.json_response({})
 
     async def tell(self, http: web.Request) -> web.Response:
@@ -239,29 +259,31 @@ class StandIn:
 class _Call:
     """One request being answered."""
 
-    def __init__(self, dialect: str, request_id: str, body: dict, length: int) -> None:
-        self.dialect, self.request_id, self.body = dialect, request_id, body
+    def __init__(
+        self, form: type[Format], request_id: str, body: dict, step: dict | None, limit: int, tokens: int
+    ) -> None:
+        self.request_id, self.body = request_id, body
+        tool = Tool(step["tool"], step["arguments"], step.get("namespace")) if step and "tool" in step else None
+        text = tool.text if tool else step["text"] if step else ""
+        script = [text[at : at + 8] for at in range(0, len(text), 8)]
+        self.format = form(request_id, body, tool)
         prompt = body.get("prompt")
         self.prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
         self.n = body.get("n") or 1
-        self.samples = [Sample(i, length) for i in range(self.n * len(self.prompts))]
-        self.tool = "call_tool" in json.dumps(body)
-
-    @property
-    def id(self) -> str:
-        """The answer's id, as vLLM makes it."""
-        return ("chatcmpl-" if self.dialect == "chat" else "cmpl-") + self.request_id
+        length = limit if script else min(limit, tokens)
+        self.samples = [Sample(i, length, script) for i in range(self.n * len(self.prompts))]
 
     def frozen(self) -> tuple[TapCall, ...]:
         """One call to the engine for each prompt."""
-        text = json.dumps(self.body.get("messages") or self.body.get("prompt"))
+        said = next(self.body[name] for name in ("messages", "prompt", "input") if name in self.body)
+        text = json.dumps(said)
         sampling = {**NEUTRAL, **{name: self.body[name] for name in SAMPLING if self.body.get(name) is not None}}
         calls = []
         for place in range(len(self.prompts)):
             samples = self.samples[place * self.n : (place + 1) * self.n]
             calls.append(
                 TapCall(
-                    request_id=self.id if self.dialect == "chat" else f"{self.id}-{place}",
+                    request_id=f"{self.format.id}-{place}" if "prompt" in self.body else self.format.id,
                     prompt_ids=pack_ids(list(text.encode())),
                     samples=tuple(
                         msgspec.structs.replace(sample.frozen(), index=at) for at, sample in enumerate(samples)
@@ -272,66 +294,11 @@ class _Call:
             )
         return tuple(calls)
 
-    def _call(self, text: str) -> dict:
-        return {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": json.dumps({"at": text})}}
 
-    def _finish(self, sample: Sample) -> str | None:
-        return "tool_calls" if self.tool and sample.finish == "stop" else sample.finish
-
-    def chunk(self, sample: Sample, text: str) -> dict:
-        """One event of a stream."""
-        if self.dialect == "chat":
-            delta: dict = {"content": text}
-            if self.tool:
-                first = len(sample.ids) == 1
-                function = {"name": "look", "arguments": "{"} if first else {"arguments": ""}
-                if sample.finish:
-                    function["arguments"] += '"at":1}'
-                delta = {"tool_calls": [{"index": 0, "id": "call-1" if first else None, "function": function}]}
-            choice = {"index": sample.index, "delta": delta, "finish_reason": self._finish(sample)}
-            return {
-                "id": self.id,
-                "object": "chat.completion.chunk",
-                "created": 1,
-                "model": self.body["model"],
-                "choices": [choice],
-            }
-        choice = {"index": sample.index, "text": text, "finish_reason": sample.finish}
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": 1,
-            "model": self.body["model"],
-            "choices": [choice],
-        }
-
-    def whole(self, texts: dict[int, str]) -> dict:
-        """The JSON answer."""
-        choices = []
-        for sample in self.samples:
-            text = texts.get(sample.index, "")
-            if self.dialect == "chat":
-                message: dict = {"role": "assistant", "content": text}
-                if self.tool:
-                    message = {"role": "assistant", "content": None, "tool_calls": [self._call(text)]}
-                choices.append({"index": sample.index, "message": message, "finish_reason": self._finish(sample)})
-            else:
-                choices.append({"index": sample.index, "text": text, "finish_reason": sample.finish})
-        kind = "chat.completion" if self.dialect == "chat" else "text_completion"
-        tokens = sum(len(sample.ids) for sample in self.samples)
-        usage = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": 1,
-            "model": self.body["model"],
-            "choices": choices,
-            "usage": usage,
-        }
-
-
-def _event(value: dict) -> bytes:
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+async def count_tokens(http: web.Request) -> web.Response:
+    """`/v1/messages/count_tokens`: bytes for tokens."""
+    count = len(json.dumps((await http.json())["messages"]))
+    return web.json_response({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -356,8 +323,9 @@ def main() -> None:
     options = parser.parse_args()
     engine = StandIn(options)
     app = web.Application(client_max_size=64 << 20)
-    app.router.add_post("/v1/chat/completions", lambda http: engine.generate(http, "chat"))
-    app.router.add_post("/v1/completions", lambda http: engine.generate(http, "completions"))
+    for form in FORMATS:
+        app.router.add_post(form.path, partial(engine.generate, form=form))
+    app.router.add_post("/v1/messages/count_tokens", count_tokens)
     app.router.add_post("/everloop/abort", engine.abort)
     app.router.add_get("/everloop/records/{request_id}", engine.record)
     app.router.add_post("/stand-in", engine.script)
