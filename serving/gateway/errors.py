@@ -4,6 +4,9 @@ An error knows its HTTP status, a code for programs, a sentence for people, and 
 How it looks on the wire is the dialect's business (`dialects/base.py`).
 """
 
+TOO_LONG = "context_length_exceeded"
+"""The code of a prompt that is longer than the model's context: harnesses shorten the conversation on it."""
+
 
 class GatewayError(Exception):
     """A request that gets no answer, and why. `message` names what happened and what to do next."""
@@ -75,6 +78,17 @@ class RateLimited(GatewayError):
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class EngineRefused(GatewayError):
+    """What an engine says is wrong with a request, with the engine's own status."""
+
+    kind = "invalid_request_error"
+
+    def __init__(self, status: int, message: str, param: str | None, code: str) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+        self.code = code
 
 
 class EngineFailed(GatewayError):

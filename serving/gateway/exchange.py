@@ -29,7 +29,10 @@ class ClientLeft(Exception):
 class Exchange:
     """A request, and the response to it."""
 
-    __slots__ = ("_headers", "_receive", "_send", "left", "request_id", "scope", "sending", "started", "status")
+    __slots__ = (
+        *("_headers", "_receive", "_send", "id_header", "left", "request_id", "scope", "sending", "started"),
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -37,6 +40,8 @@ class Exchange:
         self._send = send
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = ""
+        self.id_header = b"x-request-id"
+        """Where else the caller's format looks for the request's id."""
         self.started = False
         self.status = 499
         """What was answered; 499, as is the custom, while nothing was."""
@@ -104,6 +109,8 @@ class Exchange:
         self.started = True
         self.status = status
         fields = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode()), *headers]
+        if self.id_header != b"x-request-id":
+            fields.append((self.id_header, self.request_id.encode()))
         if length is not None:
             fields.append((b"content-length", str(length).encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": fields})

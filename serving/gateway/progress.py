@@ -12,10 +12,12 @@ from serving.gateway.errors import BadRequest, Forbidden
 from serving.gateway.exchange import EVENTS, Exchange, Headers
 from serving.gateway.gateway import Gateway
 from serving.gateway.records import Caller
-from serving.gateway.sessions import Conversation, session_hash
+from serving.gateway.sessions import Conversation, native_session, session_hash
 
 ARMS = {"champion": "serve", "evaluation": "evaluation"}
 """Arms that a caller may name, and the role of the engines that answer them."""
+MOST_NAMED = 20
+"""How many names of what an engine did not get are told to the caller."""
 
 
 class Progress:
@@ -43,9 +45,12 @@ class Progress:
         self.tail = b""
         """The end of the answer, held back until the turn is committed."""
         self.served_version = ""
-        self._rename: tuple[bytes, bytes] | None = None
+        self._renames: list[tuple[bytes, bytes]] = []
         if ask.model != policy.name:
-            self._rename = (_named(policy.name), _named(ask.model))
+            self._renames.append((_field(b"model", policy.name), _field(b"model", ask.model)))
+        if dialect.engine_prefix != dialect.id_prefix:
+            engines_id = dialect.engine_prefix + self.request_id
+            self._renames.append((_field(b"id", engines_id), _field(b"id", caller.turn_id)))
         self._aborting: asyncio.Task[None] | None = None
 
     @property
@@ -58,6 +63,7 @@ class Progress:
         return self.dialect.engine_body(
             self.ask,
             served_model=self.policy.name,
+            turn_id=self.caller.turn_id,
             longest=self.engine.max_model_len,
             salt=keyed_hash(self._gateway.secret, "cache", self.caller.key.key_id),
             pinned=self.policy.sampling,
@@ -74,14 +80,18 @@ class Progress:
             self._aborting = asyncio.create_task(self._gateway.engines.abort(self.engine, self.request_id))
 
     def renamed(self, data: bytes) -> bytes:
-        """The engine's bytes with the model name that the caller asked for."""
-        return data if self._rename is None else data.replace(*self._rename)
+        """The engine's bytes with the model name that the caller asked for, and the turn's id."""
+        for of_engine, of_turn in self._renames:
+            data = data.replace(of_engine, of_turn)
+        return data
 
     def headers(self, version: str) -> Headers:
         """What the gateway says of the turn; of a stream, the version that the engine reported when it began."""
         headers = [(b"x-everloop-turn-id", self.caller.turn_id.encode())]
         if version:
             headers.append((b"x-everloop-version", version.encode("latin-1", "replace")))
+        if self.ask.dropped:
+            headers.append((b"x-everloop-dropped", _listed(self.ask.dropped)))
         return headers
 
 
@@ -94,12 +104,12 @@ def begin(
         raise BadRequest(f"x-everloop-arm must be one of: {', '.join(ARMS)}.")
     if arm == "evaluation" and Role.EVALUATION not in key.roles:
         raise Forbidden("x-everloop-arm: evaluation needs a key with the role evaluation.")
-    session = exchange.header(b"x-everloop-session")
+    session = native_session(exchange) or ask.session
     subject = gateway.subject(ask.user)
     caller = Caller(
         turn_id=turn_id,
         policy=policy.name,
-        dialect=dialect.name,
+        dialect=dialect,
         key=key,
         subject=subject,
         session=session_hash(gateway.secret, session) if session else None,
@@ -116,6 +126,12 @@ def begin(
     return turn
 
 
-def _named(model: str) -> bytes:
-    """How an engine's JSON names the model. Inside strings quotes are escaped: only the field itself matches."""
-    return b'"model":' + msgspec.json.encode(model)
+def _field(name: bytes, value: str) -> bytes:
+    """How an engine's JSON has a field. Inside strings quotes are escaped: only the field itself matches."""
+    return b'"' + name + b'":' + msgspec.json.encode(value)
+
+
+def _listed(names: list[str]) -> bytes:
+    """The names for a header, the first few of many."""
+    more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (", ".join(names[:MOST_NAMED]) + more).encode("ascii", "replace").translate(None, b"\r\n\0")[:1000]

@@ -12,7 +12,7 @@ from ingest.contracts.errors import ContractError
 from ingest.contracts.fleet import Engine, Key
 from ingest.contracts.tap import TapCall, TapRecord, TapSample
 from ingest.contracts.turn import Finish, Turn
-from serving.gateway.dialects.base import Reply
+from serving.gateway.dialects.base import Dialect, Reply
 from serving.gateway.sessions import Conversation
 from serving.gateway.trainability import why_untrainable
 
@@ -25,7 +25,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     turn_id: str
     policy: str
-    dialect: str
+    dialect: Dialect
     key: Key
     subject: str
     session: str | None
@@ -109,13 +109,13 @@ def _turn(
 ) -> Turn:
     finish = _finish(ending, index, sample, reply)
     message = reply.message if reply is not None else None
-    session, hashes = caller.conversation.close(message)
+    session, hashes = caller.conversation.close(caller.dialect.said(message) if message is not None else None)
     reason = why_untrainable(call, sample, finish, trains=caller.trains, arm=caller.arm)
     turn = Turn(
         turn_id=caller.turn_id,
         sample=index,
         policy=caller.policy,
-        dialect=caller.dialect,
+        dialect=caller.dialect.name,
         key_id=caller.key.key_id,
         subject=caller.subject,
         session_id=caller.session or session,

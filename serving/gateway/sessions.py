@@ -1,9 +1,9 @@
 """Which conversation a turn belongs to, without anybody's co-operation.
 
-A caller may name its session (`x-everloop-session`). Otherwise the conversation names itself by a chain of
-keyed hashes over canonical messages: the hash after message i covers messages 0 … i, the key and the end
-user. The session's name is the hash after the *first assistant message*, which for a first turn is the
-answer itself: two users who open with the same words get answers of their own, and part there.
+A caller may name its session (`x-everloop-session`), and harnesses do in ways of their own. Otherwise the
+conversation names itself by a chain of keyed hashes over canonical messages: the hash after message i covers messages
+0 … i, the key and the end user. The session's name is the hash after the *first assistant message*, which for a first
+turn is the answer itself: two users who open with the same words get answers of their own, and part there.
 
 `prefix_hashes` of a turn are the hashes after each assistant message of its prompt, then after the whole
 prompt, then after its answer. A turn's parent is the one whose last hash stands among its first ones; a
@@ -18,8 +18,24 @@ from collections.abc import Sequence
 import msgspec
 
 from ingest.contracts.ids import keyed_hash
+from serving.gateway.exchange import Exchange
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+NATIVE = (
+    b"x-everloop-session",
+    b"x-claude-code-session-id",  # shared with its subagents
+    b"session-id",  # Codex; its subagents share it, and have threads of their own
+    b"session_id",  # Pi
+    b"x-litellm-session-id",  # OpenHands
+)
+"""Headers in which callers name their session, the first that is there."""
+
+
+def native_session(exchange: Exchange) -> str | None:
+    """The caller's own name for its session, None where no header has one."""
+    return next((name for header in NATIVE if (name := exchange.header(header))), None)
 
 
 def session_hash(secret: bytes, name: str) -> str:

@@ -17,12 +17,12 @@ _TAP = b"event: " + STREAM_EVENT.encode() + b"\n"
 
 
 class EventStream:
-    """One answer's stream; `terminal` is how its dialect's last event begins."""
+    """One answer's stream; `terminal` are the ways in which its dialect's last event begins."""
 
-    def __init__(self, terminal: bytes) -> None:
+    def __init__(self, terminal: tuple[bytes, ...]) -> None:
         self._terminal = terminal
-        self._terminal_inside = _BORDER + terminal
-        self._tap_inside = _BORDER + _TAP
+        self._special = (*terminal, _TAP)
+        self._special_inside = tuple(_BORDER + begin for begin in self._special)
         self._rest = b""
         self._forwarded: list[bytes] = []
         self._held: list[bytes] = []
@@ -46,9 +46,7 @@ class EventStream:
         return self._sort(chunk[:cut])
 
     def _is_plain(self, events: bytes) -> bool:
-        return not (
-            events.startswith((self._terminal, _TAP)) or self._terminal_inside in events or self._tap_inside in events
-        )
+        return not events.startswith(self._special) and not any(begin in events for begin in self._special_inside)
 
     def _sort(self, events: bytes) -> bytes:
         out: list[bytes] = []

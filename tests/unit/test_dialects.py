@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.dialects.base import INTERNAL, Ask
 from serving.gateway.errors import BadRequest, Forbidden
+from serving.gateway.sessions import Conversation
 
 CHAT, COMPLETIONS = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/completions"]
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -21,14 +22,16 @@ def read(body: object, *, admin: bool = False, dialect=CHAT) -> Ask:
 
 
 def sent(ask: Ask, *, longest: int = 100, pinned: dict | None = None, dialect=CHAT) -> dict:
-    body = dialect.engine_body(ask, served_model="policy", longest=longest, salt="salt", pinned=pinned or {})
+    body = dialect.engine_body(
+        ask, served_model="policy", turn_id="turn-1", longest=longest, salt="salt", pinned=pinned or {}
+    )
     return json.loads(body)
 
 
 def test_known_fields_go_on_and_unknown_ones_are_counted() -> None:
     ask = read({"model": "m", "messages": MESSAGES, "temperature": 0.5, "surprise": 1, "store": True, "user": "u"})
     assert sent(ask) == {"messages": MESSAGES, "temperature": 0.5, "model": "policy", "cache_salt": "salt"}
-    assert ask.dropped == 1
+    assert ask.dropped == ["surprise"]
     assert ask.user == "u"
     assert ask.model == "m"
 
@@ -135,16 +138,48 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-NAMES = st.sampled_from(
-    ["model", "messages", "prompt", "n", "stream", "max_tokens", "user", "metadata", "tools", "stop"]
+FIELDS = (
+    *("model", "messages", "prompt", "input", "n", "stream", "max_tokens", "user", "metadata", "tools", "stop"),
+    *("system", "tool_choice", "thinking", "output_config", "instructions", "include", "text", "service_tier"),
 )
+KEYS = (
+    *("type", "role", "content", "text", "name", "input", "source", "output", "tools", "budget_tokens", "effort"),
+    *("format", "user_id", "data", "title", "image_url", "arguments", "input_schema", "encrypted_content", "mode"),
+)
+WORDS = (
+    *("text", "image", "document", "tool_use", "tool_result", "search_result", "thinking", "enabled", "custom"),
+    *("message", "function_call", "function_call_output", "reasoning", "additional_tools", "namespace", "function"),
+    *("functions", "input_text", "input_image", "input_file", "assistant", "user", "system", "url", "base64"),
+    *("web_search_call", "allowed_tools", "required", "auto", "bash_20250124", '{"session_id": "s"}'),
+)
+NESTED = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5000) | st.sampled_from(WORDS) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=12,
+)
+ITEMS = st.lists(st.dictionaries(st.sampled_from(KEYS), NESTED, min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(NAMES, JSON, max_size=6), st.sampled_from([CHAT, COMPLETIONS]))
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), ITEMS | NESTED | JSON, max_size=7),
+    st.sampled_from(list(DIALECTS.values())),
+)
 def test_whatever_a_body_holds_it_is_read_or_refused(body: dict, dialect) -> None:
     with contextlib.suppress(BadRequest):
-        sent(dialect.read(json.dumps(body).encode(), admin=True, max_samples=16), dialect=dialect)
+        ask = dialect.read(json.dumps(body).encode(), admin=True, max_samples=16)
+        Conversation(b"secret", "owner", ask.messages).close(None)
+        sent(ask, dialect=dialect)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from((*KEYS, "index", "delta", "item", "content_block")), NESTED)))
+@pytest.mark.parametrize("dialect", list(DIALECTS.values()), ids=lambda dialect: dialect.name)
+def test_whatever_an_engine_streams_it_is_read_or_refused(dialect, payloads: list[dict]) -> None:
+    events = b"".join(b"event: x\ndata: " + json.dumps(payload).encode() + b"\n\n" for payload in payloads)
+    with contextlib.suppress(msgspec.MsgspecError):
+        for reply in dialect.stream_replies(events).values():
+            Conversation(b"secret", "owner", []).close(dialect.said(reply.message))
 
 
 def test_errors_have_openais_shape() -> None:

@@ -24,7 +24,7 @@ STREAM = b"".join(TEXT) + TERMINAL + b"\n\n" + TAP
 
 
 def run(stream: bytes, cuts: list[int]) -> tuple[EventStream, bytes]:
-    events, out, places = EventStream(TERMINAL), b"", [0, *sorted(set(cuts)), len(stream)]
+    events, out, places = EventStream((TERMINAL,)), b"", [0, *sorted(set(cuts)), len(stream)]
     for start, end in pairwise(places):
         out += events.feed(stream[start:end])
     return events, out

@@ -6,6 +6,7 @@ from ingest.contracts.arrays import pack_ids, pack_logprobs, unpack_ids
 from ingest.contracts.fleet import Engine, Key, Role
 from ingest.contracts.tap import TapCall, TapRecord, TapSample
 from ingest.contracts.turn import Finish, Span
+from serving.gateway.dialects import DIALECTS
 from serving.gateway.dialects.base import Reply
 from serving.gateway.records import Caller, Ending, complete, turns_of, versions_of
 from serving.gateway.sessions import Conversation
@@ -18,7 +19,7 @@ def caller(samples: int = 1, prompts: int = 1) -> Caller:
     return Caller(
         turn_id="chatcmpl-1",
         policy="p",
-        dialect="chat",
+        dialect=DIALECTS["/v1/chat/completions"],
         key=KEY,
         subject="",
         session=None,

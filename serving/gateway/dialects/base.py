@@ -4,7 +4,11 @@ A dialect reads a request into an `Ask` (which policy, how many samples, whose c
 reads an answer into `Reply`s (the text that is recorded, what the session chain needs, each sample's finish),
 and shapes errors. Fields come in three sorts: those that are sent on, those of the format that change
 nothing here (recorded, not sent on), and engine-internal ones, which need the role admin. Others are
-dropped and counted.
+dropped and named to the caller, as is every part that a dialect had to leave out or to put in other words before an
+engine would take the request (`repair`): a request that a harness sends is never refused for its form.
+
+The conversation, for the session chain, is the same in all formats: messages with `role`, `content` and `tool_calls`
+as chat has them. `heard` and `said` bring a format's own into that shape.
 
 Invariant: what an `Ask` holds is well-typed wherever the gateway looks at it again.
 """
@@ -15,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from serving.gateway.errors import BadRequest, Forbidden, GatewayError
+from serving.gateway.errors import TOO_LONG, BadRequest, EngineRefused, Forbidden, GatewayError
 
 SAMPLING = frozenset(
     {
@@ -42,6 +46,8 @@ NOT_RECORDED = ("user", "safety_identifier", "prompt_cache_key")
 """Fields that name a person: known to the log by keyed hash only."""
 
 _WHOLE = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "n"})
+_TOO_LONG = ("maximum context length", "longer than the maximum model length")
+"""vLLM's words for a prompt that does not fit."""
 _encode = msgspec.json.encode
 T = TypeVar("T")
 D = TypeVar("D")
@@ -56,16 +62,22 @@ class Ask(msgspec.Struct, kw_only=True):
     samples: int
     """Of all prompts together."""
     user: str | None
+    session: str | None = None
+    """The caller's own name for its session, where the body has one."""
     messages: list[dict]
+    """The conversation, for the session chain."""
     forward: dict
     recorded: str
     """The caller's body as it is kept: compact JSON, without the fields that name a person."""
-    dropped: int = 0
-    """How many unknown fields were left out."""
+    dropped: list[str] = []
+    """Names of what the engine does not get."""
 
 
 class Reply(msgspec.Struct):
-    """One sample as the caller sees it: its message for the session chain, and its finish reason."""
+    """One sample as the caller sees it, in its own format, and its finish reason in chat's words.
+
+    `finish` is None while its end was not seen.
+    """
 
     message: dict
     finish: str | None
@@ -78,10 +90,15 @@ class Dialect(ABC):
     """As in `Turn.dialect` and `new_turn_id`."""
     path: str
     id_prefix: str
-    terminal = b"data: [DONE]"
-    """How the stream's last event begins."""
+    engine_prefix: str
+    """What the engine's answers begin their ids with, before the request's id."""
+    terminal: tuple[bytes, ...] = (b"data: [DONE]",)
+    """How the stream's last event begins, one way or another."""
     limits: tuple[str, ...] = ("max_tokens",)
-    """Fields that bound the output, clamped to the engine's context."""
+    """Fields that bound the output, clamped to the engine's context. A policy's pinned `max_tokens` goes to the
+    first."""
+    request_id_header = b"x-request-id"
+    """Where this format's clients look for the request's id."""
     sent: frozenset[str]
     """Fields that go to the engine as they are."""
     accepted: frozenset[str]
@@ -91,6 +108,7 @@ class Dialect(ABC):
         """The request in `raw`. Raises `BadRequest` or `Forbidden`, naming the field."""
         body = parse_object(raw)
         forward, dropped = self._sort_fields(body, admin)
+        self.refuse(body)
         model = expect(body, "model", str, "")
         stream = bool(expect(body, "stream", bool, False))
         if expect(body, "use_beam_search", bool, False):
@@ -102,24 +120,28 @@ class Dialect(ABC):
         for name in self.limits:
             if expect(body, name, int, 1) < 0:
                 raise BadRequest(f"`{name}` must not be negative.", param=name)
-        user = expect(body, "user", str, None)
-        messages = self.messages(body, media_domains)
+        user, session = self.person(body)
+        messages = self.heard(body, media_domains)
         for name in NOT_RECORDED:
             body.pop(name, None)
+        recorded = encode_text(body)
+        self.repair(forward, dropped)
         return Ask(
             model=model,
             stream=stream,
             prompts=prompts,
             samples=samples,
             user=user,
+            session=session,
             messages=messages,
             forward=forward,
-            recorded=encode_text(body),
+            recorded=recorded,
             dropped=dropped,
         )
 
-    def _sort_fields(self, body: dict, admin: bool) -> tuple[dict, int]:
-        forward, dropped = {}, 0
+    def _sort_fields(self, body: dict, admin: bool) -> tuple[dict, list[str]]:
+        forward: dict = {}
+        dropped: list[str] = []
         for name, value in body.items():
             if name in self.sent:
                 forward[name] = value
@@ -128,24 +150,58 @@ class Dialect(ABC):
                     raise Forbidden(f"`{name}` steers the engine itself and needs a key with the role admin.")
                 forward[name] = value
             elif name not in self.accepted and name not in MINTED:
-                dropped += 1
+                dropped.append(name)
         return forward, dropped
 
-    def engine_body(self, ask: Ask, *, served_model: str, longest: int, salt: str, pinned: dict[str, float]) -> bytes:
-        """The bytes for the engine: the served name, limits within its context, the policy's pinned sampling."""
+    def engine_body(
+        self, ask: Ask, *, served_model: str, turn_id: str, longest: int, salt: str, pinned: dict[str, float]
+    ) -> bytes:
+        """The bytes for the engine: the served name, limits within its context, the policy's pinned sampling.
+
+        What a format has no field for cannot be pinned there; the turn records what was used.
+        """
         body = ask.forward
         if "max_tokens" in pinned:
             for name in self.limits:
                 body.pop(name, None)
         for name, value in pinned.items():
-            body[name] = int(value) if name in _WHOLE else value
+            field = self.limits[0] if name == "max_tokens" else name
+            if field in self.sent:
+                body[field] = int(value) if name in _WHOLE else value
         for name in self.limits:
             asked = body.get(name)
             if asked is not None and longest and asked > longest:
                 body[name] = longest
         body["model"] = served_model
         body.setdefault("cache_salt", salt)
+        self.seal(body, turn_id)
         return _encode(body)
+
+    def seal(self, body: dict, turn_id: str) -> None:  # noqa: B027 most formats need none
+        """Last touches: the turn's id, where the format takes it in the body and not from `X-Request-Id`."""
+
+    def refuse(self, body: dict) -> None:  # noqa: B027 most formats need none
+        """Raises `BadRequest` for what this format offers and everloop does not."""
+
+    def person(self, body: dict) -> tuple[str | None, str | None]:
+        """The end user and the session that the body names."""
+        return expect(body, "user", str, None), None
+
+    def repair(self, forward: dict, dropped: list[str]) -> None:  # noqa: B027 most formats need none
+        """Brings what the engine would refuse for its form into one that it takes; `dropped` gets what is lost by it.
+
+        Works on copies of what it changes: the record keeps what was sent.
+        """
+
+    def said(self, message: dict) -> dict:
+        """A reply's message as the conversation has it when it is sent back."""
+        return message
+
+    def engine_error(self, status: int, body: bytes) -> bytes:
+        """An engine's error answer in this format; what it says of the request is the caller's to know."""
+        message, param = _read_error(body)
+        long = any(words in message for words in _TOO_LONG)
+        return self.error_body(EngineRefused(status, message, param, TOO_LONG if long else "invalid_request"))
 
     def error_body(self, error: GatewayError) -> bytes:
         """OpenAI's error object; formats with another override it."""
@@ -157,13 +213,21 @@ class Dialect(ABC):
         """The error in mid-stream, as this format's clients raise it."""
         return b"data: " + self.error_body(error) + b"\n\n"
 
+    def model(self, name: str) -> dict:
+        """A model as this format's clients list it; OpenAI's, where another is not said."""
+        return {"id": name, "object": "model", "created": 0, "owned_by": "everloop"}
+
+    def model_list(self, names: list[str]) -> dict:
+        """All models."""
+        return {"object": "list", "data": [self.model(name) for name in names]}
+
     @abstractmethod
     def prompts(self, body: dict) -> int:
         """How many prompts the request carries."""
 
     @abstractmethod
-    def messages(self, body: dict, media_domains: Collection[str]) -> list[dict]:
-        """The conversation as messages; raises `BadRequest` where it is none."""
+    def heard(self, body: dict, media_domains: Collection[str]) -> list[dict]:
+        """The conversation as messages; raises `BadRequest` where it is none, or names media of unknown hosts."""
 
     @abstractmethod
     def replies(self, body: bytes) -> dict[int, Reply]:
@@ -213,9 +277,34 @@ _NAMES: dict[type, str] = {
 }
 
 
+def _read_error(body: bytes) -> tuple[str, str | None]:
+    """What an engine says is wrong, in OpenAI's shape or in Anthropic's, and with which field."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        message, param = error["message"], error.get("param")
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return "The engine refused the request.", None
+    return str(message), param if isinstance(param, str) else None
+
+
+def word(value: object) -> str:
+    """`value` where it is a string, else an empty one: for look-ups, which a list or an object would break."""
+    return value if isinstance(value, str) else ""
+
+
+def left_out(kind: object) -> dict:
+    """The block or part that stands for one that no engine takes."""
+    return {"type": "text", "text": f"[{kind if isinstance(kind, str) else 'content'} left out]"}
+
+
 def events_as_array(events: bytes) -> bytes:
     """The JSON payloads of a `data:`-only event stream as one JSON array, for one call of a decoder."""
     return b"[" + events[len(b"data: ") :].rstrip(b"\n").replace(b"\n\ndata: ", b",") + b"]"
+
+
+def data_of(events: bytes) -> bytes:
+    """The JSON objects that an event stream carries, as one JSON array; all else in it is skipped."""
+    return b"[" + b",".join(line[6:] for line in events.split(b"\n") if line.startswith(b"data: {")) + b"]"
 
 
 def decode_events(events: bytes, decoder: msgspec.json.Decoder) -> list:
@@ -225,5 +314,4 @@ def decode_events(events: bytes, decoder: msgspec.json.Decoder) -> list:
     try:
         return decoder.decode(events_as_array(events))
     except msgspec.DecodeError:
-        payloads = [line[6:] for line in events.split(b"\n") if line.startswith(b"data: {")]
-        return decoder.decode(b"[" + b",".join(payloads) + b"]")
+        return decoder.decode(data_of(events))

@@ -1,11 +1,11 @@
 """`/v1/chat/completions`: OpenAI's chat format."""
 
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 import msgspec
 
 from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, expect
+from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import BadRequest
 
 
@@ -49,7 +49,7 @@ class Chat(Dialect):
 
     name = "chat"
     path = "/v1/chat/completions"
-    id_prefix = "chatcmpl-"
+    id_prefix = engine_prefix = "chatcmpl-"
     limits = ("max_tokens", "max_completion_tokens")
     sent = SAMPLING | {
         *("messages", "max_completion_tokens", "logprobs", "top_logprobs", "stream", "stream_options"),
@@ -67,7 +67,7 @@ class Chat(Dialect):
     def prompts(self, body: dict) -> int:
         return 1
 
-    def messages(self, body: dict, media_domains: Collection[str]) -> list[dict]:
+    def heard(self, body: dict, media_domains: Collection[str]) -> list[dict]:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise BadRequest("`messages` must be a list of at least one message.", param="messages")
@@ -131,18 +131,5 @@ def _check_media(parts: list, domains: Collection[str], where: str) -> None:
         for kind in _MEDIA:
             media = part.get(kind)
             url = media.get("url") if isinstance(media, dict) else media
-            if url is None or (isinstance(url, str) and url.startswith("data:")):
-                continue
-            if not isinstance(url, str) or not _allowed(url, domains):
-                raise BadRequest(
-                    "Media by URL is refused here unless its host is allowed: send it inline as a data: URL.",
-                    param=f"{where}[{place}].{kind}",
-                )
-
-
-def _allowed(url: str, domains: Collection[str]) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and parts.hostname in domains
+            if url is not None:
+                check_url(url, domains, f"{where}[{place}].{kind}")

@@ -27,7 +27,7 @@ class Completions(Dialect):
 
     name = "completions"
     path = "/v1/completions"
-    id_prefix = "cmpl-"
+    id_prefix = engine_prefix = "cmpl-"
     sent = SAMPLING | {"prompt", "suffix", "logprobs", "stream", "stream_options"}
     accepted = frozenset({"model", "user", "metadata", "best_of", "store", "safety_identifier", "prompt_cache_key"})
 
@@ -35,7 +35,7 @@ class Completions(Dialect):
         prompt = body.get("prompt")
         return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
-    def messages(self, body: dict, media_domains: Collection[str]) -> list[dict]:
+    def heard(self, body: dict, media_domains: Collection[str]) -> list[dict]:
         prompt = body.get("prompt")
         if not _is_prompt(prompt):
             raise BadRequest(

@@ -1,0 +1,392 @@
+"""`/v1/messages`: Anthropic's format, and `/v1/messages/count_tokens`, which samples nothing.
+
+What Anthropic's service runs itself (web search, code execution, files by id, PDFs) no engine does: such tools are left
+out, such blocks become a line of text, and the caller is told which. Tools that the client runs stay, whatever their
+type.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+
+from serving.gateway.dialects.base import Dialect, Reply, data_of, encode_text, expect, left_out, word
+from serving.gateway.dialects.media import check_url
+from serving.gateway.errors import TOO_LONG, BadRequest, GatewayError
+
+_encode = msgspec.json.encode
+_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_BILLING = "x-anthropic-billing-header"
+"""How a line of Claude Code's system prompt begins that changes with each request; vLLM leaves it out, too."""
+_CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_")
+"""Anthropic's typed tools that the client runs, by how their types begin. The models that know them need no schema."""
+_EFFORTS = frozenset({"low", "medium", "high", "xhigh", "max"})
+_SMALLEST_BUDGET = 1024
+
+
+class _Delta(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+    signature: str | None = None
+    stop_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    index: int = 0
+    content_block: dict | None = None
+    delta: _Delta | None = None
+
+
+class _Message(msgspec.Struct):
+    content: list[dict]
+    stop_reason: str | None = None
+
+
+_events = msgspec.json.Decoder(list[_Event])
+_message = msgspec.json.Decoder(_Message)
+
+
+class Messages(Dialect):
+    """Messages. The engine makes the answer's id of chat's prefix: `Progress.renamed` puts the turn's in its place."""
+
+    name = "messages"
+    path = "/v1/messages"
+    id_prefix = "msg_"
+    engine_prefix = "chatcmpl-"
+    request_id_header = b"request-id"
+    terminal = (b"event: message_stop", b"event: error")
+    sent = frozenset(
+        {
+            *("messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"),
+            *("tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs"),
+        }
+    )
+    accepted = frozenset({"model", "metadata", "service_tier", "cache_control"})
+
+    def prompts(self, body: dict) -> int:
+        return 1
+
+    def person(self, body: dict) -> tuple[str | None, str | None]:
+        """`metadata.user_id`; Claude Code puts its session in there, which names no end user."""
+        metadata = expect(body, "metadata", dict, {})
+        user = expect(metadata, "user_id", str, None)
+        if user is None:
+            return None, None
+        body["metadata"] = {name: value for name, value in metadata.items() if name != "user_id"}
+        return _person(user)
+
+    def heard(self, body: dict, media_domains: Collection[str]) -> list[dict]:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise BadRequest("`messages` must be a list of at least one message.", param="messages")
+        system = body.get("system")
+        heard = []
+        if text := _system(_blocks(system, "system")):
+            heard.append({"role": "system", "content": text})
+        for place, message in enumerate(messages):
+            where = f"messages[{place}]"
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise BadRequest("Each message must be an object with a `role`.", param=where)
+            blocks = _blocks(message.get("content"), f"{where}.content")
+            for block in blocks:
+                _check_media(block, media_domains, f"{where}.content")
+            _add(heard, _heard(message["role"], blocks))
+        return heard
+
+    def said(self, message: dict) -> dict:
+        (heard,) = _heard("assistant", message["content"]) or [{"role": "assistant", "content": ""}]
+        return heard
+
+    def repair(self, forward: dict, dropped: list[str]) -> None:
+        forward["messages"] = [
+            {**message, "content": _repaired(message.get("content"), f"messages[{place}].content", dropped)}
+            for place, message in enumerate(forward["messages"])
+        ]
+        if "system" in forward:
+            forward["system"] = _repaired(forward["system"], "system", dropped)
+        _repair_tools(forward, dropped)
+        _repair_thinking(forward, dropped)
+
+    def seal(self, body: dict, turn_id: str) -> None:
+        """Thinking must leave room for an answer, also where the limit was clamped to the context."""
+        thinking, limit = body.get("thinking"), body.get("max_tokens")
+        if not isinstance(thinking, dict) or not isinstance(limit, int):
+            return
+        budget = thinking.get("budget_tokens")
+        if isinstance(budget, int) and budget >= limit:
+            fits = limit > _SMALLEST_BUDGET
+            body["thinking"] = {**thinking, "budget_tokens": limit - 1} if fits else {"type": "adaptive"}
+
+    def replies(self, body: bytes) -> dict[int, Reply]:
+        message = _message.decode(body)
+        return {0: _reply(message.content, message.stop_reason)}
+
+    def stream_replies(self, events: bytes) -> dict[int, Reply]:
+        blocks: dict[int, dict] = {}
+        arguments: dict[int, list[str]] = {}
+        stop_reason = None
+        for event in _events.decode(data_of(events)):
+            delta = event.delta
+            if event.content_block is not None:
+                blocks[event.index] = event.content_block
+            elif delta is not None and event.type == "message_delta":
+                stop_reason = delta.stop_reason
+            elif delta is not None and (block := blocks.get(event.index)) is not None:
+                for name in ("text", "thinking", "signature"):
+                    if piece := getattr(delta, name):
+                        block[name] = (block.get(name) or "") + piece
+                if delta.partial_json:
+                    arguments.setdefault(event.index, []).append(delta.partial_json)
+        for index, pieces in arguments.items():
+            blocks[index]["input"] = _arguments("".join(pieces))
+        return {0: _reply([blocks[index] for index in sorted(blocks)], stop_reason)} if blocks or stop_reason else {}
+
+    def model(self, name: str) -> dict:
+        return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+    def model_list(self, names: list[str]) -> dict:
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        return {"data": [self.model(name) for name in names], "has_more": False, **ends}
+
+    def error_body(self, error: GatewayError) -> bytes:
+        kind = _KINDS.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
+        message = error.message
+        if error.code == TOO_LONG:  # the words on which harnesses shorten a conversation
+            message = f"prompt is too long: {message}"
+        elif error.param and error.param not in message:
+            message = f"{error.param}: {message}"
+        return _encode({"type": "error", "error": {"type": kind, "message": message}})
+
+    def error_event(self, error: GatewayError) -> bytes:
+        return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
+
+
+def _person(user: str) -> tuple[str, str | None]:
+    """End user and session in Claude Code's `user_id`: a JSON object, or, before, one name joined of three."""
+    if user.startswith("{"):
+        try:
+            parts = msgspec.json.decode(user, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            return user, None
+        session = parts.pop("session_id", None)
+        return encode_text(dict(sorted(parts.items()))), session if isinstance(session, str) else None
+    rest, mark, session = user.rpartition("_session_")
+    return (rest, session) if mark else (user, None)
+
+
+def _blocks(content: object, where: str) -> list[dict]:
+    """A content as blocks; raises `BadRequest` where it is neither text nor a list of them."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise BadRequest("A content must be a string or a list of blocks.", param=where)
+    return content
+
+
+def _check_media(block: dict, domains: Collection[str], where: str) -> None:
+    source = block.get("source")
+    if isinstance(source, dict) and source.get("type") == "url":
+        check_url(source.get("url"), domains, where)
+    inner = block.get("content")
+    for part in inner if isinstance(inner, list) else ():
+        if isinstance(part, dict):
+            _check_media(part, domains, where)
+
+
+# The conversation
+
+
+def _system(blocks: list[dict]) -> str:
+    texts = [block.get("text") for block in blocks]
+    return "".join(text for text in texts if isinstance(text, str) and not text.startswith(_BILLING))
+
+
+def _heard(role: str, blocks: list[dict]) -> list[dict]:
+    """One message as chat has it: results of tools first, each a message of its own, as the model reads them."""
+    if role == "system":
+        return [{"role": "system", "content": text}] if (text := _system(blocks)) else []
+    heard: list[dict] = []
+    parts: list[dict] = []
+    calls: list[dict] = []
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "tool_result":
+            heard.append({"role": "tool", "content": block.get("content")})
+        elif kind == "tool_use":
+            given = block.get("input")
+            # What is no object comes back as one that is empty.
+            arguments = given if isinstance(given, dict) else {}
+            calls.append({"function": {"name": block.get("name"), "arguments": arguments}})
+        elif kind not in ("thinking", "redacted_thinking"):
+            parts.append(block)
+    if parts or calls or not heard:
+        message: dict = {"role": role, "content": parts}
+        if calls:
+            message["tool_calls"] = calls
+        heard.append(message)
+    return heard
+
+
+def _add(heard: list[dict], more: list[dict]) -> None:
+    """Appends messages; a harness may send one answer back as several messages in a row."""
+    last = heard[-1] if heard else {}
+    if more and last.get("role") == more[0].get("role") == "assistant":
+        last["content"] = [*last["content"], *more[0]["content"]]
+        if calls := [*last.get("tool_calls", ()), *more[0].get("tool_calls", ())]:
+            last["tool_calls"] = calls
+        more = more[1:]
+    heard.extend(more)
+
+
+# Repairs
+
+
+def _repaired(content: object, where: str, dropped: list[str]) -> object:
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    return [_repaired_block(block, f"{where}[{place}]", dropped) for place, block in enumerate(content)]
+
+
+def _repaired_block(block: dict, where: str, dropped: list[str]) -> dict:
+    kind = block.get("type")
+    repair = _REPAIRS.get(kind) if isinstance(kind, str) else None
+    if repair is None:
+        dropped.append(where)
+        return left_out(kind)
+    return repair(block, where, dropped)
+
+
+def _as_is(block: dict, where: str, dropped: list[str]) -> dict:
+    return block
+
+
+def _text(block: dict, where: str, dropped: list[str]) -> dict:
+    return block if isinstance(block.get("text"), str) else {"type": "text", "text": ""}
+
+
+def _image(block: dict, where: str, dropped: list[str]) -> dict:
+    source = block.get("source")
+    if isinstance(source, dict) and source.get("type") in ("base64", "url"):
+        return block
+    dropped.append(where)
+    return left_out("image")
+
+
+def _document(block: dict, where: str, dropped: list[str]) -> dict:
+    source = block.get("source")
+    source = source if isinstance(source, dict) else {}
+    text, content = source.get("data"), source.get("content")
+    if source.get("type") == "content" and isinstance(content, list):
+        text = "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    elif source.get("type") == "content" and isinstance(content, str):
+        text = content
+    elif source.get("type") != "text" or not isinstance(text, str):
+        dropped.append(where)
+        return left_out("document")
+    title = block.get("title")
+    return {"type": "text", "text": f"{title}\n{text}" if isinstance(title, str) else text}
+
+
+def _search_result(block: dict, where: str, dropped: list[str]) -> dict:
+    found = block.get("content")
+    texts = [block.get("title"), block.get("source")]
+    texts += [part.get("text") for part in found if isinstance(part, dict)] if isinstance(found, list) else []
+    return {"type": "text", "text": "\n".join(text for text in texts if isinstance(text, str))}
+
+
+def _tool_use(block: dict, where: str, dropped: list[str]) -> dict:
+    """A model's arguments that were no object are echoed back for ever: the engine takes an empty one."""
+    if isinstance(block.get("input"), dict):
+        return block
+    dropped.append(f"{where}.input")
+    return {**block, "input": {}}
+
+
+def _tool_result(block: dict, where: str, dropped: list[str]) -> dict:
+    content = block.get("content")
+    if not isinstance(content, list):
+        return block if content is None or isinstance(content, str) else {**block, "content": encode_text(content)}
+    parts = [part if isinstance(part, dict) else {"type": "text", "text": encode_text(part)} for part in content]
+    return {**block, "content": _repaired(parts, f"{where}.content", dropped)}
+
+
+_REPAIRS: dict[str, Callable[[dict, str, list[str]], dict]] = {
+    "text": _text,
+    "image": _image,
+    "document": _document,
+    "search_result": _search_result,
+    "tool_use": _tool_use,
+    "tool_result": _tool_result,
+    **dict.fromkeys(("tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal"), _as_is),
+}
+"""What becomes of each type of block; all others become a line of text."""
+
+
+def _repair_tools(forward: dict, dropped: list[str]) -> None:
+    tools = forward.get("tools")
+    if not isinstance(tools, list):
+        return
+    kept = []
+    for place, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else "unknown"
+        ours = kind in (None, "custom") or (isinstance(kind, str) and kind.startswith(_CLIENT_TOOLS))
+        if not ours:
+            dropped.append(f"tools[{place}]")
+            continue
+        schema = tool.get("input_schema")
+        kept.append({**tool, "input_schema": schema if isinstance(schema, dict) else {"type": "object"}})
+    forward["tools"] = kept
+    choice = forward.get("tool_choice")
+    named = choice.get("name") if isinstance(choice, dict) else None
+    if not kept or (named is not None and named not in [tool.get("name") for tool in kept]):
+        for name in ("tool_choice",) if kept else ("tool_choice", "tools"):
+            if forward.pop(name, None):
+                dropped.append(name)
+
+
+def _repair_thinking(forward: dict, dropped: list[str]) -> None:
+    thinking, output = forward.get("thinking"), forward.get("output_config")
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    if isinstance(thinking, dict) and thinking.get("type") not in ("enabled", "disabled", "adaptive"):
+        dropped.append("thinking")
+        del forward["thinking"]
+    elif isinstance(budget, int) and budget < _SMALLEST_BUDGET:
+        forward["thinking"] = {**thinking, "budget_tokens": _SMALLEST_BUDGET}  # type: ignore[dict-item]
+    if isinstance(output, dict):
+        shape = output.get("format")
+        unknown = [name for name in output if name not in ("effort", "format")]
+        unknown += ["effort"] if "effort" in output and word(output["effort"]) not in _EFFORTS else []
+        unknown += ["format"] if isinstance(shape, dict) and shape.get("type") != "json_schema" else []
+        forward["output_config"] = {name: value for name, value in output.items() if name not in unknown}
+        dropped += [f"output_config.{name}" for name in unknown]
+
+
+# Answers
+
+
+def _arguments(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return text
+
+
+def _reply(blocks: list[dict], stop_reason: str | None) -> Reply:
+    finish = _FINISH.get(stop_reason, "stop") if stop_reason else None
+    return Reply({"role": "assistant", "content": blocks}, finish)
