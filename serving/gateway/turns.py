@@ -56,7 +56,7 @@ async def read(gateway: Gateway, exchange: Exchange, dialect: Dialect, key: Key,
     policy = gateway.policy(ask.model)
     gateway.check_room(policy, ask)
     if ask.dropped:
-        gateway.metrics.dropped(dialect.name, ask.dropped)
+        gateway.metrics.dropped(dialect.name, len(ask.dropped))
     return begin(gateway, exchange, dialect, key, turn_id, ask, policy)
 
 
@@ -165,10 +165,12 @@ async def relay_stream(turn: Progress, answer: EngineAnswer, exchange: Exchange,
 async def relay_body(turn: Progress, answer: EngineAnswer, exchange: Exchange, ending: Ending) -> None:
     """A JSON body: all of it waits in `turn.tail`, for nothing tells a caller more than its first byte."""
     body, ending.record = await answer.read()
-    turn.tail = turn.renamed(body)
     turn.content_type = answer.content_type
     if answer.status == 200:
+        turn.tail = turn.renamed(body)
         ending.replies = replies_of(turn.dialect.replies, body)
+    else:
+        turn.tail = turn.dialect.engine_error(answer.status, body)
 
 
 def replies_of(parse: Callable[[bytes], dict[int, Reply]], body: bytes) -> Mapping[int, Reply]:
