@@ -37,10 +37,13 @@ class Control:
         """Policies, engines (without tokens) and which policies have converged."""
         return self.call("GET", "/v1/fleet")
 
-    def put_policy(self, name: str, version: str, path: Path, capture: str, sampling: dict[str, float]) -> dict:
+    def put_policy(
+        self, name: str, version: str, path: Path, capture: str, sampling: dict[str, float], redaction: dict
+    ) -> dict:
         """Creates the policy or replaces its settings; control keeps a newer desired version."""
         desired = {"version": version, "path": str(path)}
-        body = {"name": name, "desired": desired, "capture": capture, "sampling": sampling}
+        found = redaction if any(redaction.values()) else None
+        body = {"name": name, "desired": desired, "capture": capture, "sampling": sampling, "redaction": found}
         return self.call("PUT", f"/v1/policies/{name}", body)
 
     def put_under_evaluation(self, policy: str, version: str, path: Path) -> dict:
@@ -51,9 +54,17 @@ class Control:
         """The swaps of a policy's engines since a time in Unix seconds."""
         return self.call("GET", f"/v1/swaps?policy={policy}&since={since}")["swaps"]
 
-    def create_key(self, name: str, roles: list[str], train: bool = True) -> dict:
-        """A new key: `key` is shown only here."""
-        return self.call("POST", "/v1/keys", {"name": name, "roles": roles, "train": train})
+    def create_key(
+        self,
+        name: str,
+        roles: list[str],
+        train: bool = True,
+        requests_per_minute: int | None = None,
+        concurrency: int | None = None,
+    ) -> dict:
+        """A new key: `key` is shown only here. Limits hold over all gateways together; None: none."""
+        limits = {"requests_per_minute": requests_per_minute, "concurrency": concurrency}
+        return self.call("POST", "/v1/keys", {"name": name, "roles": roles, "train": train, **limits})
 
     def list_keys(self) -> list[dict]:
         """All keys, without their digests."""
@@ -62,6 +73,18 @@ class Control:
     def revoke_key(self, key_id: str) -> None:
         """The key is refused from the gateways' next poll on."""
         self.call("DELETE", f"/v1/keys/{key_id}")
+
+    def opt_out(self, subject: str) -> None:
+        """Turns of this subject (keyed hash) that begin after the gateways' next poll are not trained on."""
+        self.call("PUT", f"/v1/opted_out/{subject}")
+
+    def opt_in(self, subject: str) -> None:
+        """The subject's turns may be trained on again; raises where it had not opted out."""
+        self.call("DELETE", f"/v1/opted_out/{subject}")
+
+    def opted_out(self) -> list[dict]:
+        """Who opted out: `subject` (keyed hash) and `since`."""
+        return self.call("GET", "/v1/opted_out")["opted_out"]
 
     def wait_evaluation_engine(
         self,

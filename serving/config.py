@@ -1,10 +1,37 @@
 """Settings of the serving processes: frozen, unknown keys refused, each described where it stands."""
 
-from pydantic import BaseModel, ConfigDict, Field
+import re
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RedactionSettings(_Settings):
+    """What is taken out of a policy's turns and feedback before they are recorded; users' answers are not touched. A
+    turn in which something was found keeps its text without it, loses its ids and logprobs, and is not trained on."""
+
+    patterns: tuple[Literal["email", "credit_card", "iban", "phone", "secret"], ...] = Field(
+        (), description="Well-known patterns; `secret`: API keys, tokens, private keys, passwords in URLs."
+    )
+    expressions: dict[str, str] = Field(
+        {}, description="Further regular expressions, in RE2's syntax, by the name that stands in their place."
+    )
+    function: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="`module:function` of your own, from text to text; gateways import it.",
+    )
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        for name in self.expressions:
+            if not re.fullmatch(r"[a-z0-9_]{1,40}", name):
+                raise ValueError(f'the expression "{name}" must be named with 1 to 40 of: a-z, 0-9, "_"')
+        return self
 
 
 class GatewaySettings(_Settings):
@@ -31,7 +58,9 @@ class GatewaySettings(_Settings):
     media_domains: tuple[str, ...] = Field(
         (), description="Hosts from which engines may fetch images, audio and video that a request names by URL."
     )
-    poll_seconds: float = Field(0.5, gt=0, description="How often the snapshot is asked of control.")
+    poll_seconds: float = Field(
+        0.5, gt=0, le=1, description="How often the snapshot is asked of control; revoked keys are served that long."
+    )
 
 
 class ControlSettings(_Settings):

@@ -20,7 +20,10 @@ class Role(StrEnum):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An API key as control keeps it: SHA-256 of the key, never the key."""
+    """An API key as control keeps it: SHA-256 of the key, never the key.
+
+    Limits hold for the key wherever it is used: each live gateway worker enforces its share (`serving.gateway.auth`).
+    """
 
     key_id: str
     name: str
@@ -40,6 +43,17 @@ class Version(msgspec.Struct, frozen=True):
     path: str
 
 
+class Redaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What gateways replace in a policy's recorded texts. Never empty: a policy that replaces nothing has none."""
+
+    patterns: tuple[str, ...] = ()
+    """Well-known ones, by the names that `serving.redaction` gives them."""
+    expressions: dict[str, str] = {}
+    """Further regular expressions (RE2), by name."""
+    function: str | None = None
+    """`module:function`, from text to text; gateways import it."""
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A policy as gateways know it. `sampling` pins parameters so that its traffic stays trainable."""
 
@@ -49,6 +63,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     capture: str = "required"
     """`required`: no answer without its record; `best_effort`: the loss is counted."""
     sampling: dict[str, float] = {}
+    redaction: Redaction | None = None
 
 
 class EngineState(StrEnum):
@@ -180,3 +195,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[Key, ...]
     policies: tuple[Policy, ...]
     engines: tuple[Engine, ...]
+    opted_out: tuple[str, ...] = ()
+    """Subjects, as turns name them (keyed hash), whose turns must not be trained on."""
+
+
+WORKER_HEADER = "x-everloop-worker"
+"""Which gateway worker asks for the snapshot: a name that it gives itself when it starts."""
+WORKERS_HEADER = "x-everloop-workers"
+"""How many of them live, in the answer; absent until control has been up long enough to know."""

@@ -34,7 +34,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=
 
     Arrays are packed as in `ingest.contracts.arrays`. Times are Unix seconds. `subject`, `session_id` and
     `prefix_hashes` are keyed hashes. `request` and `answer` are the caller's JSON, normalised to compact
-    UTF-8; empty where a redaction removed them (then the arrays are empty too).
+    UTF-8. Where a redaction found something they say `[REDACTED:…]`, where it failed they are empty; the arrays are
+    empty in both cases.
     """
 
     schema: int = 1

@@ -17,11 +17,17 @@ def create(
         list[str], typer.Option("--role", help="inference, feedback, admin or evaluation; may be repeated.")
     ] = ["inference", "feedback"],  # noqa: B006
     train: Annotated[bool, typer.Option(help="Whether its traffic may be trained on.")] = True,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Over all gateways together; default: no limit.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests in progress, over all gateways together; default: no limit.")
+    ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
     """Create a key. It is shown now and never again."""
-    made = _control(config).create_key(name, role, train)
+    made = _control(config).create_key(name, role, train, requests_per_minute, concurrency)
     if as_json:
         print_json(made)
     else:
@@ -41,12 +47,14 @@ def list_(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) ->
             k["name"],
             ", ".join(k["roles"]),
             k.get("train", True),
+            k.get("requests_per_minute"),
+            k.get("concurrency"),
             when(k["created_at"]),
             when(k.get("revoked_at")),
         )
         for k in found
     )
-    print_table(("key id", "name", "roles", "train", "created", "revoked"), rows)
+    print_table(("key id", "name", "roles", "train", "per minute", "concurrency", "created", "revoked"), rows)
 
 
 @app.command()
@@ -54,7 +62,7 @@ def revoke(
     key_id: Annotated[str, typer.Argument(help="Its id, as `everloop keys list` shows it.")],
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Revoke a key: the gateways refuse it within a second."""
+    """Revoke a key: the gateways refuse it within two seconds."""
     _control(config).revoke_key(key_id)
     print(f"{key_id} is revoked")
 

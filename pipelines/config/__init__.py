@@ -16,7 +16,7 @@ from evaluation.config import EvaluationSettings
 from ingest.config import AttributionSettings, DatasetSettings, GateSettings, LogSettings, RewardSettings
 from pipelines.config.reading import read
 from promotion.config import PromotionSettings
-from serving.config import ControlSettings, GatewaySettings
+from serving.config import ControlSettings, GatewaySettings, RedactionSettings
 from trainer.config import TrainerSettings
 
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
@@ -130,6 +130,7 @@ class PolicyConfig(_Model):
     sampling: dict[str, float] = Field(
         default={}, description="Sampling parameters that requests cannot change, so that traffic stays trainable."
     )
+    redaction: RedactionSettings = Field(default=RedactionSettings())
     attribution: AttributionSettings = Field(default=AttributionSettings())
     rewards: RewardSettings = Field(default=RewardSettings())
     dataset: DatasetSettings = Field(default=DatasetSettings())

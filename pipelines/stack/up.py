@@ -158,7 +158,8 @@ class Stack:
     def _policies(self, control: Control) -> None:
         for name, policy in self.config.policies.items():
             export = self.home.checkpoint(name, BASE) / EXPORT
-            control.put_policy(name, BASE, export, policy.capture, policy.sampling)
+            redaction = policy.redaction.model_dump(mode="json")
+            control.put_policy(name, BASE, export, policy.capture, policy.sampling, redaction)
 
     def _evaluation_key(self, control: Control, keys: secrets.Secrets) -> None:
         known = {key["key_id"] for key in control.list_keys() if key.get("revoked_at") is None}

@@ -1,8 +1,8 @@
-"""The control process's HTTP interface: keys, policies, engines, swaps, and the snapshot for gateways.
+"""The control process's HTTP interface: keys, policies, engines, swaps, opt-outs, the snapshot for gateways.
 
 Bodies are the types of `ingest.contracts.fleet`, as JSON; errors are `{"error": "a sentence"}`. All but
-`/health` wants the bearer token. Handlers are thin: what they do is in `keys`, `policies` and `engines`,
-one transaction each.
+`/health` wants the bearer token. Handlers are thin: what they do is in `keys`, `policies`, `engines` and
+`subjects`, one transaction each.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from starlette.exceptions import HTTPException
 
-from ingest.contracts.fleet import Heartbeat, Policy, Reference, Swap, Version
+from ingest.contracts.fleet import WORKERS_HEADER, Heartbeat, Policy, Reference, Swap, Version
 from serving.config import ControlSettings
-from serving.control import engines, keys, policies
+from serving.control import engines, keys, policies, subjects
 from serving.control.database import Database, bump
 from serving.control.errors import ControlError
 from serving.control.shared import Control, the_body, the_control
@@ -88,13 +88,17 @@ Body = Annotated[bytes, Depends(the_body)]
 
 
 @router.get("/snapshot")
-def get_snapshot(control: Shared, if_none_match: Annotated[str, Header()] = "") -> Response:
+def get_snapshot(
+    control: Shared, if_none_match: Annotated[str, Header()] = "", x_everloop_worker: Annotated[str, Header()] = ""
+) -> Response:
+    workers = control.workers.heard(x_everloop_worker) if x_everloop_worker else None
+    headers = {} if workers is None else {WORKERS_HEADER: str(workers)}
     with control.database.read() as session:
         etag = f'"{session.get_one(RevisionRow, 1).value}"'
     if if_none_match == etag:
-        return Response(status_code=304, headers={"etag": etag})
+        return Response(status_code=304, headers={"etag": etag, **headers})
     snapshot = control.snapshot()
-    return _json(snapshot, etag=f'"{snapshot.revision}"')
+    return _json(snapshot, 200, etag=f'"{snapshot.revision}"', **headers)
 
 
 @router.get("/fleet")
@@ -202,4 +206,24 @@ def get_keys(control: Shared) -> Response:
 def delete_key(key_id: str, control: Shared) -> Response:
     with control.database.write() as session:
         keys.revoke(session, key_id, time.time())
+    return _json({})
+
+
+@router.put("/opted_out/{subject}")
+def put_opted_out(subject: str, control: Shared) -> Response:
+    with control.database.write() as session:
+        subjects.opt_out(session, subject, time.time())
+    return _json({})
+
+
+@router.get("/opted_out")
+def get_opted_out(control: Shared) -> Response:
+    with control.database.read() as session:
+        return _json({"opted_out": subjects.every(session)})
+
+
+@router.delete("/opted_out/{subject}")
+def delete_opted_out(subject: str, control: Shared) -> Response:
+    with control.database.write() as session:
+        subjects.opt_in(session, subject)
     return _json({})

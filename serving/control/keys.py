@@ -9,12 +9,14 @@ from sqlalchemy.orm import Session
 
 from ingest.contracts.fleet import Key, Role
 from ingest.contracts.ids import new_id
-from serving.control.errors import NotFound
+from serving.control.errors import ControlError, NotFound
 from serving.control.tables import KeyRow
+
+MAX_NAME = 256
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a key is to be. Limits are per gateway; None: none."""
+    """What a key is to be. Limits hold over all gateways together; None: none."""
 
     name: str
     roles: tuple[Role, ...]
@@ -24,7 +26,15 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def create(session: Session, wanted: NewKey, now: float) -> tuple[str, str]:
-    """A new key: the key itself, and its id."""
+    """A new key: the key itself, and its id. Raises `ControlError`."""
+    if not 0 < len(wanted.name) <= MAX_NAME:
+        raise ControlError(f"A key needs a name, of at most {MAX_NAME} characters.")
+    if not wanted.roles:
+        raise ControlError(f"A key needs at least one role: {', '.join(Role)}.")
+    for limit in ("requests_per_minute", "concurrency"):
+        value = getattr(wanted, limit)
+        if value is not None and not 1 <= value < 1 << 31:
+            raise ControlError(f"{limit} must be at least 1, or left out: then there is no limit.")
     key, key_id = "el-" + secrets.token_urlsafe(32), new_id("key")
     session.add(
         KeyRow(

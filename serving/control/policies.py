@@ -4,10 +4,11 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ingest.contracts.fleet import Policy, Reference, Version
+from ingest.contracts.fleet import Policy, Redaction, Reference, Version
 from serving.control.errors import ControlError, NotFound, ReferenceDiffers
 from serving.control.tables import PolicyRow, ReferenceRow
 from serving.fleet.swap import contradiction
+from serving.redaction import RedactionError, Redactor
 
 CAPTURE = ("required", "best_effort")
 
@@ -16,6 +17,11 @@ def put(session: Session, policy: Policy) -> None:
     """Makes a policy, or replaces its settings. The versions of one that exists are left as they are."""
     if policy.capture not in CAPTURE:
         raise ControlError(f"capture must be one of: {', '.join(CAPTURE)}.")
+    if policy.redaction is not None:
+        try:
+            Redactor(policy.redaction, load=False)
+        except RedactionError as error:
+            raise ControlError(f"{error}.") from None
     row = session.get(PolicyRow, policy.name)
     if row is None:
         row = PolicyRow(
@@ -26,6 +32,7 @@ def put(session: Session, policy: Policy) -> None:
         session.add(row)
     row.capture = policy.capture
     row.sampling = dict(policy.sampling)
+    row.redaction = msgspec.to_builtins(policy.redaction)
 
 
 def set_desired(session: Session, name: str, version: Version) -> None:
@@ -87,4 +94,5 @@ def _policy(row: PolicyRow) -> Policy:
         under_evaluation=msgspec.convert(row.under_evaluation, Version | None),
         capture=row.capture,
         sampling=dict(row.sampling),
+        redaction=msgspec.convert(row.redaction, Redaction | None),
     )

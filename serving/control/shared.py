@@ -2,19 +2,40 @@
 
 import hmac
 import logging
+import threading
 import time
+from collections.abc import Callable
 
 from fastapi import Request
 
 from ingest.contracts.fleet import Snapshot
 from serving.config import ControlSettings
-from serving.control import engines, keys, policies
+from serving.control import engines, keys, policies, subjects
 from serving.control.database import Database, bump
 from serving.control.errors import TooLarge, Unauthorized
 from serving.control.tables import RevisionRow
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
+
+
+class LiveWorkers:
+    """Which gateway workers live: those that asked for the snapshot lately. `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float], lost_seconds: float) -> None:
+        self._clock = clock
+        self._lost_seconds = lost_seconds
+        self._started = clock()
+        self._at: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def heard(self, worker: str) -> int | None:
+        """The worker has just asked. How many live; None so soon after a start that some may not have asked yet."""
+        with self._lock:
+            now = self._clock()
+            self._at[worker] = now
+            self._at = {name: at for name, at in self._at.items() if at > now - self._lost_seconds}
+            return len(self._at) if now - self._started >= self._lost_seconds else None
 
 
 class Control:
@@ -24,6 +45,7 @@ class Control:
         self.database = database
         self.settings = settings
         self.seen = engines.LastSeen(time.time)
+        self.workers = LiveWorkers(time.monotonic, settings.lost_seconds)
         self._token = token.encode()
 
     def admits(self, authorization: str | None) -> bool:
@@ -39,6 +61,7 @@ class Control:
                 keys=tuple(key for key in keys.every(session) if key.revoked_at is None),
                 policies=tuple(policies.every(session)),
                 engines=tuple(engines.every(session)),
+                opted_out=tuple(row.subject for row in subjects.every(session)),
             )
 
     def sweep(self) -> None:

@@ -40,6 +40,15 @@ class PolicyRow(Base):
     under_evaluation: Mapped[dict | None] = mapped_column(JSON)
     capture: Mapped[str] = mapped_column(String(32))
     sampling: Mapped[dict] = mapped_column(JSON)
+    redaction: Mapped[dict | None] = mapped_column(JSON)
+
+
+class OptedOutRow(Base):
+    """A subject whose turns must not be trained on, by the keyed hash that turns carry."""
+
+    __tablename__ = "opted_out"
+    subject: Mapped[str] = mapped_column(String(64), primary_key=True)
+    since: Mapped[float] = mapped_column(Float)
 
 
 class EngineRow(Base):

@@ -61,7 +61,7 @@ class App:
         """Opens everything, to be closed with `stack`. Raises `ControlUnreachable`, `SpoolError`."""
         settings, log = self._settings, self._log
         follower = await stack.enter_async_context(
-            Follower(self._control, self._control_token, self._snapshot, settings.poll_seconds)
+            Follower(self._control, self._control_token, self._snapshot, settings.poll_seconds, self._workers)
         )
         spool = Spool.open(
             self._spool,
@@ -71,7 +71,8 @@ class App:
         )
         stack.callback(spool.close)
         engines = await stack.enter_async_context(EngineClient(settings.engine_silence_seconds))
-        self.gateway = Gateway(settings, self._secret, follower, spool, engines, self._workers)
+        self.gateway = Gateway(settings, self._secret, follower, spool, engines)
+        stack.callback(self.gateway.redactions.close)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

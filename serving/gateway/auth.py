@@ -1,8 +1,14 @@
 """Who is calling, and how much more they may.
 
-A key is known by its SHA-256; the key itself is nowhere. Limits count in this process: a key's limits are
-divided by the gateway's workers, rounded up, so that `requests_per_minute` holds per gateway; behind
-several gateways it holds for each of them.
+A key is known by its SHA-256; the key itself is nowhere. A key's limits hold over all gateways together, without a
+shared counter: each worker process enforces its share, the limit divided by the workers that control says live.
+
+- `requests_per_minute`: a share may be a fraction; the workers' shares add up to the limit exactly, over time. A worker
+  lets at least one request through at once, so a burst may exceed a limit that is smaller than the number of workers.
+- `concurrency`: shares are rounded up, so that a small limit leaves no worker without any: together they may exceed the
+  limit by less than one a worker.
+- A caller whose connections all end at one worker gets that worker's share only.
+- While control is away, or has just started, shares stay as they are.
 """
 
 import hashlib
@@ -38,9 +44,12 @@ def authenticate(keys: Mapping[str, Key], authorization: str | None, *needed: Ro
 
 
 class Limits:
-    """Requests per minute (token bucket) and concurrency, by key. `clock` gives monotonic seconds."""
+    """Requests per minute (token bucket) and concurrency, by key. `clock` gives monotonic seconds.
 
-    def __init__(self, clock: Callable[[], float], workers: int = 1) -> None:
+    `workers` tells how many processes share each limit now, this one included.
+    """
+
+    def __init__(self, clock: Callable[[], float], workers: Callable[[], int]) -> None:
         self._clock = clock
         self._workers = workers
         self._buckets: dict[str, tuple[float, float]] = {}
@@ -50,10 +59,10 @@ class Limits:
     def hold(self, key: Key) -> Iterator[None]:
         """One request of `key`, from now to the end of the block. Raises `RateLimited`."""
         running = self._running.get(key.key_id, 0)
-        if key.concurrency is not None and running >= ceil(key.concurrency / self._workers):
+        if key.concurrency is not None and running >= ceil(key.concurrency / self._workers()):
             raise RateLimited(f"This key may have {key.concurrency} requests in progress: wait for one to end.")
         if key.requests_per_minute is not None:
-            self._draw(key.key_id, ceil(key.requests_per_minute / self._workers))
+            self._draw(key.key_id, key.requests_per_minute / self._workers())
         self._running[key.key_id] = running + 1
         try:
             yield
@@ -62,10 +71,10 @@ class Limits:
             if not self._running[key.key_id]:
                 del self._running[key.key_id]
 
-    def _draw(self, key_id: str, per_minute: int) -> None:
-        now = self._clock()
-        tokens, since = self._buckets.get(key_id, (float(per_minute), now))
-        tokens = min(float(per_minute), tokens + (now - since) * per_minute / 60)
+    def _draw(self, key_id: str, per_minute: float) -> None:
+        now, most = self._clock(), max(1.0, per_minute)
+        tokens, since = self._buckets.get(key_id, (most, now))
+        tokens = min(most, tokens + (now - since) * per_minute / 60)
         if tokens < 1:
             self._buckets[key_id] = (tokens, now)
             raise RateLimited(

@@ -76,7 +76,7 @@ async def take_feedback(gateway: Gateway, exchange: Exchange, *, batch: bool) ->
     """Records one signal, or a batch of them, and answers 202 with their ids."""
     exchange.request_id = new_id("req")
     key = gateway.authenticate(exchange, Role.FEEDBACK, Role.ADMIN)
-    with gateway.limits.hold(key):
+    with gateway.limits.hold(key), gateway.place():
         body = parse_object(await exchange.read_body(MAX_BYTES, gateway.settings.body_seconds))
         rows = body.get("items") if batch else [body]
         if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_ITEMS:
@@ -89,6 +89,7 @@ async def take_feedback(gateway: Gateway, exchange: Exchange, *, batch: bool) ->
             raise CaptureFailed("The feedback could not be recorded: send it again.") from None
         for event in events:
             gateway.metrics.feedback(event.kind)
+        events = await gateway.redactions.feedback(gateway.follower.view.policies.values(), events)
     ids = [event.feedback_id for event in events]
     await exchange.answer(202, msgspec.json.encode({"feedback_ids": ids} if batch else {"feedback_id": ids[0]}))
 

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
+
 from ingest.contracts.events import Event
 from ingest.contracts.fleet import Engine, Key, Policy, Role
 from ingest.contracts.ids import keyed_hash
@@ -23,6 +25,7 @@ from serving.gateway.engine_client import EngineClient
 from serving.gateway.errors import CaptureFailed, NotFound, TooLarge, Unavailable, VersionUnavailable
 from serving.gateway.exchange import Exchange
 from serving.gateway.metrics import Metrics
+from serving.gateway.redaction import Redactions
 from serving.gateway.snapshot import Follower
 
 SAMPLE_BYTES = 1 << 20
@@ -39,19 +42,20 @@ class Gateway:
         follower: Follower,
         spool: Spool,
         engines: EngineClient,
-        workers: int = 1,
     ) -> None:
         self.settings = settings
         self.secret = secret
         self.follower = follower
         self.spool = spool
         self.engines = engines
-        self.limits = Limits(time.monotonic, workers)
+        self.redactions = Redactions(settings.commit_seconds)
+        self.limits = Limits(time.monotonic, lambda: follower.workers)
         self.suspicion = Suspicion(time.monotonic)
         self.loads: Counter[str] = Counter()
         self.metrics = Metrics()
         self.metrics.spool_depth.set_function(lambda: spool.depth)
         self.metrics.revision.set_function(lambda: follower.view.revision)
+        self.metrics.workers.set_function(lambda: follower.workers)
         self._in_flight = 0
         self.metrics.in_flight.set_function(lambda: self._in_flight)
 
@@ -139,14 +143,26 @@ class Gateway:
     async def commit(self, policy: Policy, turns: Sequence[Turn]) -> bool:
         """Records turns, and tells whether they are; raises `CaptureFailed` where the policy requires it."""
         try:
-            await self.record(turns)
+        recorded = [self._as_wished(turn) for turn in turns]
+        if policy.redaction is not None:
+            recorded = await self.redactions.turns(policy, recorded)
+            await self.record(recorded)
         except CaptureFailed as error:
             self.metrics.lost(policy.name, _loss(error.__cause__), len(turns))
             if policy.capture == "required":
                 raise
             return False
         return True
+        for before, after in zip(turns, recorded, strict=True):
+            if before.trainable and after.untrainable_reason is not None:
+                self.metrics.untrainable(policy.name, after.untrainable_reason)
 
+
+    def _as_wished(self, turn: Turn) -> Turn:
+        """The turn, not trainable where its subject has opted out by now."""
+        if turn.subject not in self.follower.view.opted_out:
+            return turn
+        return msgspec.structs.replace(turn, trainable=False, untrainable_reason="opted out")
 
 def _loss(error: BaseException | None) -> str:
     if isinstance(error, SpoolFull):

@@ -59,6 +59,9 @@ class Metrics:
         self.revision = Gauge(
             "everloop_snapshot_revision", "Control's revision that this worker goes by.", registry=self.registry
         )
+        self.workers = Gauge(
+            "everloop_workers", "Workers of all gateways, which share each key's limits.", registry=self.registry
+        )
         self.in_flight = Gauge("everloop_turns_in_progress", "Turns in progress.", registry=self.registry)
 
     def answered(self, path: str, status: int) -> None:
@@ -71,14 +74,18 @@ class Metrics:
             labels = (turn.policy, version, turn.arm)
             self._turns.labels(*labels, str(turn.finish)).inc()
             self._output.labels(*labels).inc(len(turn.output_ids) // 4)
-            if not turn.trainable:
-                self._untrainable.labels(turn.policy, turn.untrainable_reason).inc()
+            if turn.untrainable_reason is not None:
+                self.untrainable(turn.policy, turn.untrainable_reason)
         first = turns[0]
         labels = (first.policy, version, first.arm)
         self._prompt.labels(*labels).inc(len(first.prompt_ids) // 4)
         if first.first_token_at is not None:
             self._first.labels(*labels).observe(max(0.0, first.first_token_at - first.started_at))
         self._made.labels(first.policy).inc(len(turns))
+
+    def untrainable(self, policy: str, reason: str) -> None:
+        """A turn that cannot be trained on."""
+        self._untrainable.labels(policy, reason).inc()
 
     def lost(self, policy: str, reason: str, turns: int = 1) -> None:
         """Turns whose record (`no_record`) or commit (`spool_full`, `commit_timeout`, …) was lost."""

@@ -1,8 +1,9 @@
-"""What control says, as this gateway knows it: keys, policies and engines in force, indexed for requests.
+"""What control says, as this gateway knows it: keys, policies, engines and opt-outs in force, indexed for requests.
 
 `Follower` asks control every half second (ETag: an unchanged snapshot is an empty answer), keeps the last
 snapshot on disk, and goes on with it while control is away: a gateway serves, and even starts, without
-control. The file holds the engines' tokens, so only its owner may read it.
+control. The file holds the engines' tokens, so only its owner may read it. What control revokes, or who opts out, is
+so for requests that begin after the next poll: within two seconds, for a poll comes each second at least.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ import aiohttp
 import msgspec
 
 from ingest.contracts.files import write_atomically
-from ingest.contracts.fleet import Engine, EngineState, Key, Policy, Snapshot
+from ingest.contracts.fleet import WORKER_HEADER, WORKERS_HEADER, Engine, EngineState, Key, Policy, Snapshot
+from ingest.contracts.ids import new_id
 
 log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(Snapshot).decode
@@ -35,6 +37,8 @@ class View:
             {key.digest: key for key in snapshot.keys if key.revoked_at is None}
         )
         self.policies: Mapping[str, Policy] = MappingProxyType({policy.name: policy for policy in snapshot.policies})
+        self.opted_out = frozenset(snapshot.opted_out)
+        """Subjects whose turns must not be trained on."""
         engines: dict[tuple[str, str], list[Engine]] = {}
         for engine in snapshot.engines:
             engines.setdefault((engine.policy, engine.role), []).append(engine)
@@ -56,11 +60,15 @@ class View:
 class Follower:
     """Keeps `view` up to date. Use as `async with`; raises `ControlUnreachable` on entry."""
 
-    def __init__(self, control: str, token: str, saved: Path, poll_seconds: float) -> None:
+    def __init__(self, control: str, token: str, saved: Path, poll_seconds: float, workers: int = 1) -> None:
+        """`workers` are those of this gateway, until control says how many there are in all."""
         self._url = control.rstrip("/") + "/v1/snapshot"
         self._token = token
         self._saved = saved
         self._poll_seconds = poll_seconds
+        self._name = new_id("worker")
+        self.workers = workers
+        """How many gateway workers live, as far as control said: they share each key's limits."""
         self._etag = ""
         self._changed = asyncio.Event()
         self._away = False
@@ -116,11 +124,16 @@ class Follower:
                 self._away = False
 
     async def _poll(self) -> None:
-        headers = {"authorization": f"Bearer {self._token}", "if-none-match": self._etag}
+        headers = {
+            "authorization": f"Bearer {self._token}",
+            "if-none-match": self._etag,
+            WORKER_HEADER: self._name,
+        }
         async with self._session.get(self._url, headers=headers) as response:
+            response.raise_for_status()
+            self.workers = int(response.headers.get(WORKERS_HEADER, self.workers))
             if response.status == 304:
                 return
-            response.raise_for_status()
             body = await response.read()
             self.view = View(_decode(body))
             self._etag = response.headers.get("etag", "")

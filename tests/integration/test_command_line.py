@@ -6,11 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ingest.contracts.ids import keyed_hash
 from pipelines.home import Home
 from pipelines.records import Outcome, RunState, Stage, StageState
 from pipelines.runs import Runs
+from pipelines.stack import secrets
+from pipelines.stack.addresses import Addresses
+from tests.integration.serving_stack import CONTROL_TOKEN, Stack
 from tests.unit.test_config import GOOD
 
 pytestmark = pytest.mark.integration
@@ -35,7 +40,7 @@ def test_help_names_every_command(folder: Path) -> None:
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and line.strip()}
     assert {
         *("up", "down", "status", "doctor", "run", "runs", "train", "evaluate", "versions", "promote", "rollback"),
-        *("keys", "log", "kafka", "config", "gateway", "control", "engine", "simulate", "demo"),
+        *("keys", "subjects", "log", "kafka", "config", "gateway", "control", "engine", "simulate", "demo"),
     } <= listed
 
 
@@ -46,6 +51,8 @@ def test_help_names_every_command(folder: Path) -> None:
         (("status", "-c", "missing.toml"), 1, "missing.toml does not exist: name the configuration with --config"),
         (("run",), 1, "nothing ever ran in"),
         (("keys", "list"), 1, "nothing ever ran in"),
+        (("subjects", "opt-out", "anna"), 1, "nothing ever ran in"),
+        (("keys", "create", "app", "--concurrency", "0"), 2, "--concurrency"),
         (("runs", "r9"), 1, 'there is no run "r9"'),
         (("run", "-p", "other"), 1, 'there is no policy "other": the configuration has helper'),
         (("kafka", "down"), 1, "no broker was started in"),
@@ -111,3 +118,33 @@ def test_a_part_of_everloop_is_a_command_with_its_own_options(folder: Path) -> N
     done = everloop(folder, "gateway", "--help")
     assert done.returncode == 0
     assert "--spool" in done.stdout
+
+
+def test_keys_and_opt_outs_of_a_running_control(folder: Path) -> None:
+    stack = Stack(folder)
+    home = Home.at(folder / "here").create()
+    kept = msgspec.structs.replace(secrets.load_or_create(home.run / "secrets.json"), control_token=CONTROL_TOKEN)
+    secrets.save(home.run / "secrets.json", kept)
+    try:
+        stack.start_control()
+        where = Addresses(ports={"control": stack.control_port})
+        (home.run / "ports.json").write_bytes(msgspec.json.encode(where))
+        limits = ("--requests-per-minute", "60", "--concurrency", "4")
+        key = everloop(folder, "keys", "create", "app", "--role", "inference", "--no-train", *limits)
+        assert key.returncode == 0, key.stderr
+        (listed,) = json.loads(everloop(folder, "keys", "list", "--json").stdout)
+        assert (listed["requests_per_minute"], listed["concurrency"], listed["train"]) == (60, 4, False)
+        assert " 60 " in everloop(folder, "keys", "list").stdout
+        assert "is revoked" in everloop(folder, "keys", "revoke", listed["key_id"]).stdout
+        subject = keyed_hash(bytes.fromhex(kept.hash_secret), "subject", "anna")
+        assert subject in everloop(folder, "subjects", "opt-out", "anna").stdout
+        assert [row["subject"] for row in json.loads(everloop(folder, "subjects", "list", "--json").stdout)] == [
+            subject
+        ]
+        everything = b"".join(path.read_bytes() for path in (folder / "control").iterdir())
+        assert b"anna" not in everything
+        assert everloop(folder, "subjects", "opt-in", "anna").returncode == 0
+        again = everloop(folder, "subjects", "opt-in", "anna")
+        assert (again.returncode, "has not opted out" in again.stderr) == (1, True)
+    finally:
+        stack.stop_all()

@@ -57,6 +57,14 @@ def test_the_token_and_the_shape_of_errors(stack: Stack) -> None:
         ("PUT", "/v1/policies/policy", {"name": "policy"}, 400),
         ("PUT", "/v1/policies/other/desired", {"version": "a", "path": "b"}, 404),
         ("POST", "/v1/keys", {"name": "x", "roles": ["king"]}, 400),
+        ("POST", "/v1/keys", {"name": "", "roles": ["inference"]}, 400),
+        ("POST", "/v1/keys", {"name": "x", "roles": []}, 400),
+        ("POST", "/v1/keys", {"name": "x", "roles": ["inference"], "concurrency": 0}, 400),
+        ("POST", "/v1/keys", {"name": "x", "roles": ["inference"], "requests_per_minute": -1}, 400),
+        ("PUT", "/v1/policies/policy", {**POLICY, "redaction": {"patterns": ["passport"]}}, 400),
+        ("PUT", "/v1/policies/policy", {**POLICY, "redaction": {"expressions": {"x": "(a"}}}, 400),
+        ("PUT", "/v1/opted_out/anna", None, 400),
+        ("DELETE", f"/v1/opted_out/{'0' * 32}", None, 404),
         ("DELETE", "/v1/keys/none", {}, 404),
         ("DELETE", "/v1/engines/none", {}, 404),
         ("POST", "/v1/swaps", [1], 400),
@@ -105,6 +113,31 @@ def test_settings_are_replaced_and_versions_kept(stack: Stack) -> None:
     assert told["sampling"] == {"temperature": 1.0}
     stack.control("PUT", "/v1/policies/policy/under_evaluation", None).raise_for_status()
     assert "under_evaluation" not in fleet(stack)["policies"][0]
+
+
+def test_a_policys_redaction_is_told_to_gateways_and_can_be_taken_back(stack: Stack) -> None:
+    redaction = {"patterns": ["email"], "expressions": {"order": "ORD-[0-9]+"}, "function": "somewhere:f"}
+    stack.control("PUT", "/v1/policies/policy", {**POLICY, "redaction": redaction}).raise_for_status()
+    (told,) = stack.control("GET", "/v1/snapshot").json()["policies"]
+    assert told["redaction"] == redaction
+    stack.control("PUT", "/v1/policies/policy", POLICY).raise_for_status()
+    assert "redaction" not in stack.control("GET", "/v1/snapshot").json()["policies"][0]
+
+
+def test_who_opted_out_is_told_to_gateways_by_hash_until_opted_in(stack: Stack) -> None:
+    anna, ben = "a" * 32, "b" * 32
+    before = stack.control("GET", "/v1/snapshot").json()["revision"]
+    for subject in (anna, ben, anna):
+        stack.control("PUT", f"/v1/opted_out/{subject}").raise_for_status()
+    snapshot = stack.control("GET", "/v1/snapshot").json()
+    assert snapshot["opted_out"] == [anna, ben]
+    assert snapshot["revision"] > before
+    listed = stack.control("GET", "/v1/opted_out").json()["opted_out"]
+    assert [row["subject"] for row in listed] == [anna, ben]
+    assert listed[0]["since"] <= listed[1]["since"]
+    for subject in (anna, ben):
+        stack.control("DELETE", f"/v1/opted_out/{subject}").raise_for_status()
+    assert stack.control("GET", "/v1/snapshot").json()["opted_out"] == []
 
 
 def test_engines_swap_in_turn_and_the_fleet_converges(stack: Stack) -> None:

@@ -38,7 +38,7 @@ def test_revoked_keys_and_missing_roles_are_refused() -> None:
 
 
 def test_concurrency_is_counted_while_it_lasts() -> None:
-    limits, limited = Limits(lambda: 0.0), key(concurrency=2)
+    limits, limited = Limits(lambda: 0.0, lambda: 1), key(concurrency=2)
     with limits.hold(limited), limits.hold(limited), pytest.raises(RateLimited), limits.hold(limited):
         pass
     with limits.hold(limited), limits.hold(limited):
@@ -47,7 +47,7 @@ def test_concurrency_is_counted_while_it_lasts() -> None:
 
 def test_requests_per_minute_refill_and_tell_when_to_retry() -> None:
     now = 0.0
-    limits, limited = Limits(lambda: now), key(requests_per_minute=6)
+    limits, limited = Limits(lambda: now, lambda: 1), key(requests_per_minute=6)
     for _ in range(6):
         with limits.hold(limited):
             pass
@@ -61,7 +61,43 @@ def test_requests_per_minute_refill_and_tell_when_to_retry() -> None:
         pass
 
 
-def test_workers_share_a_limit() -> None:
-    limits, limited = Limits(lambda: 0.0, workers=4), key(requests_per_minute=8, concurrency=100)
+def test_workers_share_a_limit_as_they_come_and_go() -> None:
+    workers, now = 4, 0.0
+    limits, limited = Limits(lambda: now, lambda: workers), key(requests_per_minute=8, concurrency=100)
     with limits.hold(limited), limits.hold(limited), pytest.raises(RateLimited), limits.hold(limited):
         pass
+    workers, now = 1, 60.0
+    for _ in range(8):
+        with limits.hold(limited):
+            pass
+    with pytest.raises(RateLimited), limits.hold(limited):
+        pass
+    limited = key(concurrency=3)
+    workers = 2
+    with limits.hold(limited), limits.hold(limited), pytest.raises(RateLimited), limits.hold(limited):
+        pass
+    workers = 3
+    with limits.hold(limited), pytest.raises(RateLimited), limits.hold(limited):
+        pass
+
+
+def test_shares_below_one_add_up_to_the_limit() -> None:
+    """A limit of 6 a minute over 12 workers: half a request each, that is one in two minutes."""
+    now, taken = 0.0, 0
+    workers, limited = [Limits(lambda: now, lambda: 12) for _ in range(12)], key(requests_per_minute=6)
+
+    def let_through() -> int:
+        taken = 0
+        for limits in workers:
+            try:
+                with limits.hold(limited):
+                    taken += 1
+            except RateLimited:
+                pass
+        return taken
+
+    assert let_through() == 12
+    for second in range(1, 601):
+        now = float(second)
+        taken += let_through()
+    assert 48 <= taken <= 60  # the clock of this test ticks in whole seconds

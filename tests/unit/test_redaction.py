@@ -1,0 +1,237 @@
+"""What redaction finds, what it leaves alone, and what becomes of a turn in which it found something."""
+
+import json
+import sys
+import types
+import typing
+
+import pytest
+
+from ingest.contracts.arrays import pack_ids, pack_logprobs
+from ingest.contracts.feedback import Feedback, Kind
+from ingest.contracts.fleet import Policy, Redaction, Version
+from ingest.contracts.turn import Finish, Span, Turn
+from serving.config import RedactionSettings
+from serving.gateway.errors import CaptureFailed
+from serving.gateway.redaction import Redactions, redacted
+from serving.redaction import PATTERNS, RedactionError, Redactor
+
+ALL = Redactor(Redaction(patterns=tuple(PATTERNS)))
+
+
+def turn(request: dict | None = None, answer: str = "fine", **more: object) -> Turn:
+    request = {"messages": [{"role": "user", "content": "hello"}]} if request is None else request
+    fields: dict = {
+        **{"turn_id": "chatcmpl-1", "policy": "p", "dialect": "chat", "key_id": "k", "subject": "", "session_id": "s"},
+        **{"prompt_ids": pack_ids([1, 2]), "output_ids": pack_ids([3]), "logprobs": pack_logprobs([-0.5])},
+        **{"weight_versions": (Span("v", 0, 1),), "finish": Finish.STOP, "engine_id": "e"},
+        **{"started_at": 1.0, "finished_at": 2.0, "trainable": True, "request": json.dumps(request)},
+        "answer": json.dumps({"role": "assistant", "content": answer}) if answer else "",
+    }
+    return Turn(**{**fields, **more})
+
+
+def policy(**redaction: object) -> Policy:
+    return Policy(name="p", desired=Version("v", "/v"), redaction=Redaction(**redaction))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("write to anna.müller+x@mail.example.co.uk today", "email"),
+        ("4111 1111 1111 1111", "credit_card"),
+        ("card 5555-5555-5555-4444, thanks", "credit_card"),
+        ("card378282246310005.", "credit_card"),
+        ("3782 822463 10005", "credit_card"),
+        ("7 12 6011111111111117", "credit_card"),
+        ("DE89 3704 0044 0532 0130 00 is mine", "iban"),
+        ("gb82west12345698765432", "iban"),
+        ("DE12 DE89370400440532013000", "iban"),
+        ("+49 (0)30 1234567", "phone"),
+        ("0049 30 1234567", "phone"),
+        ("(212) 555-0199", "phone"),
+        ("030/123 45 67", "phone"),
+        ("sk-proj-abcdefghijklmnopqrstuvwx", "secret"),
+        ("el-" + "aB3" * 14, "secret"),
+        ("AKIAIOSFODNN7EXAMPLE", "secret"),
+        ("ghp_" + "a1B2" * 9, "secret"),
+        ("Authorization: Bearer abcdefghijklmnopqrst.uvw", "secret"),
+        ("eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSM", "secret"),
+        ("postgres://admin:hunter2@db/x", "secret"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nab==\n-----END RSA PRIVATE KEY-----", "secret"),
+    ],
+)
+def test_what_is_found(text: str, name: str) -> None:
+    found = ALL.text(text)
+    assert f"[REDACTED:{name}]" in found
+    assert len([c for c in found.replace(f"[REDACTED:{name}]", "") if c.isdigit()]) <= 4
+    only = Redactor(Redaction(patterns=(name,)))
+    assert f"[REDACTED:{name}]" in only.text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "On 2024-05-06 at 12:30:00 we sold 1,234,567 of them for 4.99 @ noon",
+        "4111111111111112",
+        "0.12345678901234567",
+        "DE89370400440532013001",
+        "commit 8a27083a3d820f89396020053be2",
+        "see @anna, a@b, and sk-short",
+        "127.0.0.1:8700 and 10.000.000",
+        "https://example.com/a:b@c",
+    ],
+)
+def test_what_is_left_alone(text: str) -> None:
+    assert ALL.text(text) == text
+
+
+def test_every_string_number_and_key_of_a_json_is_looked_at() -> None:
+    text = json.dumps({"a": [4111111111111111, True, 1.5, None], "x@y.zz": {"b": ["1", "x@y.zz"]}})
+    assert json.loads(ALL.json(text)) == {
+        "a": ["[REDACTED:credit_card]", True, 1.5, None],
+        "[REDACTED:email]": {"b": ["1", "[REDACTED:email]"]},
+    }
+    untouched = '{"a": 1}'
+    assert ALL.json(untouched) is untouched
+    assert ALL.json("") == ""
+
+
+def test_own_expressions_and_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("own_redaction")
+    module.names = lambda text: text.replace("Anna", "[name]")
+    monkeypatch.setitem(sys.modules, "own_redaction", module)
+    redactor = Redactor(Redaction(expressions={"order": r"\bORD-\d+"}, function="own_redaction:names"))
+    assert redactor.text("Anna's ORD-123 für Ümit") == "[name]'s [REDACTED:order] für Ümit"
+
+
+@pytest.mark.parametrize(
+    ("redaction", "said"),
+    [
+        ({"patterns": ("passport",)}, "no pattern"),
+        ({"expressions": {"x": "(a"}}, "x is none of RE2's"),
+        ({"expressions": {"x": r"(?<=a)b"}}, "x is none of RE2's"),
+        ({"expressions": {"x": "a*"}}, "matches nothing at all"),
+        ({"expressions": {"Not good": "a"}}, "lower-case"),
+        ({"function": "no_such_module:f"}, "cannot be imported"),
+        ({"function": "json:no_such"}, "cannot be imported"),
+        ({"function": "json:__name__"}, "no function"),
+    ],
+)
+def test_what_cannot_be_applied_says_so(redaction: dict, said: str) -> None:
+    with pytest.raises(RedactionError, match=said):
+        Redactor(Redaction(**redaction))
+
+
+def test_the_configurations_names_are_the_patterns() -> None:
+    assert set(typing.get_args(typing.get_args(RedactionSettings.model_fields["patterns"].annotation)[0])) == set(
+        PATTERNS
+    )
+
+
+def test_no_expression_and_no_text_takes_long() -> None:
+    """Backtracking would take ages for the first, near misses for the others: they are counted, not timed."""
+    assert Redactor(Redaction(expressions={"bad": r"(a+)+$"})).text("a" * 200_000 + "b").endswith("b")
+    for text in ("4111 1111 1111 1112 " * 100_000, "DE12 3704 0044 0532 0130 00 " * 60_000):
+        with pytest.raises(RedactionError, match="near misses"):
+            ALL.text(text)
+        with pytest.raises(RedactionError, match="near misses"):
+            ALL.json(json.dumps([text[:2000]] * 1000))
+
+
+def test_a_turn_without_a_find_is_recorded_as_it_is() -> None:
+    clean = turn()
+    assert redacted(clean, ALL, {}) is clean
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        turn({"messages": [{"role": "user", "content": "I am a@b.cc"}]}),
+        turn(answer="mail a@b.cc"),
+        turn({"prompt": "x", "metadata": {"mail": "a@b.cc"}}),
+    ],
+)
+def test_a_turn_with_a_find_loses_what_decodes_to_it(found: Turn) -> None:
+    kept = redacted(found, ALL, {})
+    assert "a@b.cc" not in repr(kept)
+    assert "[REDACTED:email]" in kept.request + kept.answer
+    assert (kept.prompt_ids, kept.output_ids, kept.logprobs, kept.weight_versions) == (b"", b"", b"", ())
+    assert (kept.trainable, kept.untrainable_reason) == (False, "redacted")
+    kept.check()
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        turn(answer=""),
+        turn({"prompt": [1, 2, 3]}),
+        turn({"prompt": [[1, 2], [3]]}),
+        turn({"messages": [], "include_reasoning": False}),
+    ],
+)
+def test_ids_that_no_text_shows_are_not_kept(unread: Turn) -> None:
+    kept = redacted(unread, ALL, {})
+    assert (kept.prompt_ids, kept.output_ids, kept.untrainable_reason) == (b"", b"", "redacted")
+    assert "[1" not in kept.request
+
+
+def test_who_opted_out_stays_so() -> None:
+    found = turn(answer="a@b.cc", trainable=False, untrainable_reason="opted out")
+    assert redacted(found, ALL, {}).untrainable_reason == "opted out"
+
+
+async def test_samples_of_one_call_are_redacted_each_and_their_request_once() -> None:
+    redactions = Redactions(30.0)
+    asked = {"messages": [{"role": "user", "content": "a@b.cc"}]}
+    first, second = await redactions.turns(policy(patterns=("email",)), [turn(asked), turn(asked, "c@d.ee", sample=1)])
+    assert first.request is second.request
+    assert "[REDACTED:email]" in second.answer
+    redactions.close()
+
+
+@pytest.mark.parametrize("broken", ["raises", "none", "missing", "hangs"])
+async def test_what_cannot_be_redacted_is_recorded_without_any_text(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import threading
+
+    release = threading.Event()
+
+    def raises(text: str) -> str:
+        raise ValueError(f"could not read {text}")
+
+    module = types.ModuleType("own_redaction")
+    module.raises, module.none, module.hangs = raises, lambda text: None, lambda text: release.wait(60) and text
+    monkeypatch.setitem(sys.modules, "own_redaction", module)
+    redactions = Redactions(0.2 if broken == "hangs" else 30.0)
+    (kept,) = await redactions.turns(policy(function=f"own_redaction:{broken}"), [turn(answer="pelican")])
+    assert (kept.request, kept.answer, kept.output_ids) == ("", "", b"")
+    assert (kept.trainable, kept.untrainable_reason) == (False, "redaction failed")
+    assert "pelican" not in caplog.text
+    assert "hello" not in caplog.text
+    kept.check()
+    comment = signal(Kind.COMMENT, "pelican")
+    with pytest.raises(CaptureFailed):
+        await redactions.feedback([policy(function=f"own_redaction:{broken}")], [comment])
+    release.set()
+    redactions.close()
+
+
+def signal(kind: Kind, text: str | None) -> Feedback:
+    fields: dict = {"feedback_id": "f", "target": "turn", "target_id": "t", "key_id": "k"}
+    return Feedback(**fields, kind=kind, text=text, occurred_at=1.0, received_at=1.0)
+
+
+async def test_feedback_goes_through_every_policys_redaction() -> None:
+    redactions = Redactions(30.0)
+    policies = [policy(patterns=("email",)), policy(expressions={"order": r"ORD-\d+"})]
+    plain = Policy(name="q", desired=Version("v", "/v"))
+    items = [signal(Kind.EDIT, "a@b.cc, ORD-12"), signal(Kind.ACCEPT, None), signal(Kind.COMMENT, "good")]
+    edit, accept, comment = await redactions.feedback([*policies, plain], items)
+    assert edit.text == "[REDACTED:email], [REDACTED:order]"
+    assert accept is items[1]
+    assert comment is items[2]
+    assert await redactions.feedback([plain], items) == items
+    redactions.close()
