@@ -1,17 +1,19 @@
 """Gateway, control, agent and a real vLLM with a tiny random model: answers, hang-ups, and a swap in mid-answer."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anthropic
 import httpx
 import openai
 import pytest
 
 from ingest.contracts.arrays import unpack_ids, unpack_logprobs
 from ingest.contracts.checkpoint import EXPORT
-from ingest.contracts.turn import Finish
+from ingest.contracts.turn import Finish, Turn
 from pipelines.stack.addresses import free_port
 from tests.checkpoint_folders import complete
 from tests.integration.serving_stack import Stack, running, wait_until
@@ -80,6 +82,64 @@ def test_streams_clamps_and_refusals(stack: Stack, client: openai.OpenAI) -> Non
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "long " * 4000}])
     greedy = client.chat.completions.create(model="policy", messages=HI, max_tokens=3, temperature=0)
     assert stack.turns(greedy.id)[0].untrainable_reason == "greedy"
+
+
+def checked(stack: Stack, turn_id: str, dialect: str) -> Turn:
+    """The turn, complete: a logprob for each id, spans that tile the output."""
+    (turn,) = stack.turns(turn_id)
+    turn.check()
+    ids = unpack_ids(turn.output_ids)
+    assert len(ids) == len(unpack_logprobs(turn.logprobs)) == turn.weight_versions[-1].end > 0
+    assert (turn.dialect, turn.trainable, turn.untrainable_reason) == (dialect, True, None)
+    return turn
+
+
+def test_messages_of_the_anthropic_client(stack: Stack) -> None:
+    client = anthropic.Anthropic(base_url=stack.gateway_url, api_key=stack.shared_key, max_retries=0, timeout=120)
+    ask: dict = {"model": "policy", "system": "be brief", "messages": HI}
+    answer = client.messages.create(**ask, max_tokens=12)
+    turn = checked(stack, answer.id, "messages")
+    assert answer.id.startswith("msg_")
+    assert answer.model == "policy"
+    assert len(unpack_ids(turn.output_ids)) == answer.usage.output_tokens
+    counted = client.messages.count_tokens(**{k: ask[k] for k in ("model", "system", "messages")})
+    assert counted.input_tokens == answer.usage.input_tokens == len(unpack_ids(turn.prompt_ids))
+    with client.messages.stream(**ask, max_tokens=64_000, stop_sequences=["e"]) as stream:
+        streamed = stream.get_final_message()
+    assert json.loads(checked(stack, streamed.id, "messages").answer)["content"][0]["text"] == streamed.content[0].text
+    history = [*HI, {"role": "assistant", "content": [{"type": "text", "text": answer.content[0].text}]}, *HI]
+    second = checked(stack, client.messages.create(**{**ask, "messages": history}, max_tokens=4).id, "messages")
+    assert turn.prefix_hashes[-1] in second.prefix_hashes[:-2]
+    assert turn.session_id == second.session_id
+    assert client.models.list().data[0].id == "policy"
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        client.messages.create(**{**ask, "messages": [{"role": "user", "content": "long " * 4000}]}, max_tokens=4)
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(**ask, max_tokens=4, extra_body={"temperature": "hot"})
+    with pytest.raises(anthropic.AuthenticationError):
+        client.with_options(api_key="el-wrong").messages.create(**ask, max_tokens=4)
+
+
+def test_responses_of_the_openai_client(stack: Stack, client: openai.OpenAI) -> None:
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False}
+    ask: dict = {"model": "policy", "instructions": "be brief", "temperature": 1.0, "max_output_tokens": 12}
+    answer = client.responses.create(**ask, input="Tell me a story.", tools=[tool, {"type": "web_search"}])
+    turn = checked(stack, answer.id, "responses")
+    assert answer.id.startswith("resp_")
+    assert len(unpack_ids(turn.output_ids)) == answer.usage.output_tokens
+    streamed = list(client.responses.create(**ask, input=[*HI, *answer.output, *HI], stream=True))
+    second = checked(stack, streamed[0].response.id, "responses")
+    assert streamed[-1].type == "response.completed"
+    assert json.loads(second.answer)["output"][0]["content"][0]["text"] == streamed[-1].response.output_text
+    again = client.responses.create(**ask, input=HI)
+    third = client.responses.create(**ask, input=[*HI, *again.output, *HI])
+    first, then = (checked(stack, one.id, "responses") for one in (again, third))
+    assert first.prefix_hashes[-1] in then.prefix_hashes[:-2]
+    with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
+        client.responses.create(**ask, input="and then?", previous_response_id=answer.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**ask, input="long " * 4000)
+    assert refused.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("stream", [True, False])

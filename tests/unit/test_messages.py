@@ -80,6 +80,8 @@ def test_tools_that_anthropic_runs_are_left_out_and_named_and_a_clients_own_stay
     assert ask.forward["tools"][1]["input_schema"] == {"type": "object"}
     assert "tool_choice" not in ask.forward
     assert ask.dropped == ["tools[0]", "tool_choice"]
+    unnamed = {"type": "computer_toolset_20260801", "configs": {}}
+    assert read([HELLO], tools=[unnamed, TOOL]).forward["tools"] == [TOOL]
     alone = read([HELLO], tools=tools[:1], context_management={"edits": []})
     assert "tools" not in alone.forward
     assert alone.dropped == ["context_management", "tools[0]"]
@@ -148,11 +150,11 @@ def test_a_streamed_answer_is_the_same_as_a_plain_one() -> None:
         {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "s"}},
         {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "o"}},
         {"type": "content_block_start", "index": 2, "content_block": {**CALL, "input": {}}},
-        {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"c'}},
+        {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"'}},
         {
             "type": "content_block_delta",
             "index": 2,
-            "delta": {"type": "input_json_delta", "partial_json": 'and":"ls"}'},
+            "delta": {"type": "input_json_delta", "partial_json": 'command":"ls"}'},
         },
         {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}, "usage": {}},
     )

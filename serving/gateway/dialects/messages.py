@@ -73,7 +73,7 @@ class Messages(Dialect):
             *("tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs"),
         }
     )
-    accepted = frozenset({"model", "metadata", "service_tier", "cache_control"})
+    accepted = frozenset({"model", "metadata", "service_tier", "cache_control", "user_profile_id"})
 
     def prompts(self, body: dict) -> int:
         return 1
@@ -83,7 +83,7 @@ class Messages(Dialect):
         metadata = expect(body, "metadata", dict, {})
         user = expect(metadata, "user_id", str, None)
         if user is None:
-            return None, None
+            return expect(body, "user_profile_id", str, None), None
         body["metadata"] = {name: value for name, value in metadata.items() if name != "user_id"}
         return _person(user)
 
@@ -346,7 +346,7 @@ def _repair_tools(forward: dict, dropped: list[str]) -> None:
     for place, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else "unknown"
         ours = kind in (None, "custom") or (isinstance(kind, str) and kind.startswith(_CLIENT_TOOLS))
-        if not ours:
+        if not ours or not isinstance(tool.get("name"), str):
             dropped.append(f"tools[{place}]")
             continue
         schema = tool.get("input_schema")
