@@ -15,6 +15,7 @@ from ingest.contracts.fleet import Role
 from ingest.contracts.ids import new_id
 from ingest.spool import Spool
 from serving.config import GatewaySettings
+from serving.gateway import counting
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.dialects.base import Dialect
 from serving.gateway.engine_client import EngineClient
@@ -26,10 +27,10 @@ from serving.gateway.snapshot import Follower
 from serving.gateway.turns import take_turn
 
 logger = logging.getLogger(__name__)
-_PLAIN = DIALECTS["/v1/chat/completions"]
-"""Whose errors paths without a dialect of their own answer with."""
+_PLAIN, _ANTHROPIC = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/messages"]
+"""Whose errors paths without a dialect of their own answer with; Anthropic's to those who name its version."""
 _GET = frozenset({"/health", "/v1/models"})
-_POST = frozenset({*DIALECTS, "/v1/feedback", "/v1/feedback/batch"})
+_POST = frozenset({*DIALECTS, counting.PATH, "/v1/feedback", "/v1/feedback/batch"})
 
 
 class App:
@@ -79,7 +80,9 @@ class App:
             return
         exchange = Exchange(scope, receive, send)
         path, method = scope["path"], scope["method"]
-        dialect = DIALECTS.get(path, _PLAIN)
+        of_anthropic = path.startswith(_ANTHROPIC.path) or exchange.header(b"anthropic-version") is not None
+        dialect = DIALECTS.get(path) or (_ANTHROPIC if of_anthropic else _PLAIN)
+        exchange.id_header = dialect.request_id_header
         try:
             await self._route(exchange, path, method, dialect)
         except GatewayError as error:
@@ -96,27 +99,25 @@ class App:
     async def _route(self, exchange: Exchange, path: str, method: str, dialect: Dialect) -> None:
         if method == "POST" and path in DIALECTS:
             await take_turn(self.gateway, exchange, dialect)
+        elif method == "POST" and path == counting.PATH:
+            await counting.count_tokens(self.gateway, exchange, dialect)
         elif method == "POST" and path in _POST:
             await take_feedback(self.gateway, exchange, batch=path.endswith("/batch"))
         elif method in ("GET", "HEAD") and path == "/health":
             await exchange.answer(200, b'{"status":"ok"}')
         elif method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
-            await self._models(exchange, path.removeprefix("/v1/models").strip("/"))
+            await self._models(exchange, dialect, path.removeprefix("/v1/models").strip("/"))
         elif path in _POST or path in _GET:
             raise MethodNotAllowed(f"{path} does not take {method if method.isalpha() else 'this method'}.")
         else:
             raise NotFound("There is nothing at this path: the API starts at /v1.")
 
-    async def _models(self, exchange: Exchange, name: str) -> None:
+    async def _models(self, exchange: Exchange, dialect: Dialect, name: str) -> None:
         self.gateway.authenticate(exchange, *Role)
         policies = self.gateway.follower.view.policies
         if name and name not in policies:
             raise NotFound("No policy has this model name: `GET /v1/models` lists those that exist.", param="model")
-        models = [
-            {"id": policy, "object": "model", "created": 0, "owned_by": "everloop"}
-            for policy in ([name] if name else policies)
-        ]
-        body = models[0] if name else {"object": "list", "data": models}
+        body = dialect.model(name) if name else dialect.model_list(list(policies))
         await exchange.answer(200, msgspec.json.encode(body))
 
     async def _fail(self, exchange: Exchange, dialect: Dialect, error: GatewayError) -> None:

@@ -60,8 +60,9 @@ class Gateway:
         self.metrics.in_flight.set_function(lambda: self._in_flight)
 
     def authenticate(self, exchange: Exchange, *roles: Role) -> Key:
-        """The caller's key, if it has one of `roles`."""
-        return authenticate(self.follower.view.keys, exchange.header(b"authorization"), *roles)
+        """The caller's key, if it has one of `roles`; Anthropic's clients send it as `x-api-key`."""
+        given, bare = exchange.header(b"authorization"), exchange.header(b"x-api-key")
+        return authenticate(self.follower.view.keys, given or (f"Bearer {bare}" if bare else None), *roles)
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -142,27 +143,27 @@ class Gateway:
 
     async def commit(self, policy: Policy, turns: Sequence[Turn]) -> bool:
         """Records turns, and tells whether they are; raises `CaptureFailed` where the policy requires it."""
-        try:
         recorded = [self._as_wished(turn) for turn in turns]
         if policy.redaction is not None:
             recorded = await self.redactions.turns(policy, recorded)
+        try:
             await self.record(recorded)
         except CaptureFailed as error:
             self.metrics.lost(policy.name, _loss(error.__cause__), len(turns))
             if policy.capture == "required":
                 raise
             return False
-        return True
         for before, after in zip(turns, recorded, strict=True):
             if before.trainable and after.untrainable_reason is not None:
                 self.metrics.untrainable(policy.name, after.untrainable_reason)
-
+        return True
 
     def _as_wished(self, turn: Turn) -> Turn:
         """The turn, not trainable where its subject has opted out by now."""
         if turn.subject not in self.follower.view.opted_out:
             return turn
         return msgspec.structs.replace(turn, trainable=False, untrainable_reason="opted out")
+
 
 def _loss(error: BaseException | None) -> str:
     if isinstance(error, SpoolFull):
