@@ -26,6 +26,7 @@ import os
 import random
 import re
 import sys
+import uuid
 from functools import partial
 
 import aiohttp
@@ -116,7 +117,7 @@ class StandIn:
         limit = form.limit(body)
         if limit and limit > self.max_len:
             return _error(400, "max_tokens is above the context length")
-        request_id = http.headers.get("x-request-id", "none")
+        request_id = http.headers.get("x-request-id") or uuid.uuid4().hex
         stopped = self.running[request_id] = asyncio.Event()
         call = _Call(form, request_id, body, self._step(form, body), limit or self.max_len, self.length)
         try:

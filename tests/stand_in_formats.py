@@ -5,6 +5,7 @@ before), gives the events of each token, those that end the stream, and the JSON
 """
 
 import json
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Format(ABC):
 
     def __init__(self, request_id: str, body: dict, tool: Tool | None) -> None:
         self.request_id, self.body, self.tool = request_id, body, tool
+        self.part = uuid.uuid4().hex[:12]
+        """What makes the ids of the answer's parts unique."""
 
     @property
     def id(self) -> str:
@@ -55,7 +58,7 @@ class Format(ABC):
     @property
     def call_id(self) -> str:
         """The tool call's id."""
-        return f"call-{self.request_id[-12:]}"
+        return f"call-{self.part}"
 
     @staticmethod
     @abstractmethod
@@ -287,13 +290,13 @@ class Responses(Format):
         text, status = (output.text, "completed") if done else ("", "in_progress")
         if not self.tool:
             part = {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
-            head = {"id": f"msg_{self.request_id[-12:]}", "type": "message", "role": "assistant"}
+            head = {"id": f"msg_{self.part}", "type": "message", "role": "assistant"}
             return {**head, "content": [part] if done else [], "status": status}
         call = {"call_id": self.call_id, "name": self.tool.name}
         if isinstance(self.tool.arguments, str):
-            return {"type": "custom_tool_call", "id": f"ctc_{self.request_id[-12:]}", **call, "input": text}
+            return {"type": "custom_tool_call", "id": f"ctc_{self.part}", **call, "input": text}
         namespace = {"namespace": self.tool.namespace}
-        head = {"type": "function_call", "id": f"fc_{self.request_id[-12:]}"}
+        head = {"type": "function_call", "id": f"fc_{self.part}"}
         return {**head, **call, **namespace, "arguments": text, "status": status}
 
     def _response(self, output: list, status: str) -> dict:
