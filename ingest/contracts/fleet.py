@@ -124,6 +124,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str = ""
     build: str = ""
     max_model_len: int = 0
+    media: bool = False
+    """Whether its model takes images, sound or video."""
     error: str = ""
     refusal: Refusal | None = None
     last_seen: float = 0.0
@@ -140,6 +142,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str
     build: str = ""
     max_model_len: int = 0
+    media: bool = False
+    """Whether its model takes images, sound or video."""
     error: str = ""
     """For people: why it does not serve what it should."""
     refusal: Refusal | None = None

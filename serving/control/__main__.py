@@ -4,7 +4,6 @@ EVERLOOP_CONTROL_TOKEN comes by environment. What keeps it from starting is one 
 """
 
 import argparse
-import logging
 import os
 import socket
 import sys
@@ -17,14 +16,13 @@ from serving.config import ControlSettings
 from serving.control.app import create_app
 from serving.control.database import Database
 from serving.control.errors import DatabaseUnusable
+from serving.logs import structured
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT; the exit code."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    structured()
     token = os.environ.get("EVERLOOP_CONTROL_TOKEN", "")
     if not token:
         return _refuse("EVERLOOP_CONTROL_TOKEN is not set: it comes from run/secrets.json of the home folder")

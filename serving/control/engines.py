@@ -77,6 +77,7 @@ _DEFAULTS: dict[str, object] = {
     "version": "",
     "build": "",
     "max_model_len": 0,
+    "media": False,
     "error": "",
     "refusal": None,
 }
@@ -129,6 +130,7 @@ def _engine(row: EngineRow) -> Engine:
         version=row.version,
         build=row.build,
         max_model_len=row.max_model_len,
+        media=row.media,
         error=row.error,
         refusal=msgspec.convert(row.refusal, Refusal | None),
     )

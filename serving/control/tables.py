@@ -1,6 +1,6 @@
 """The control database's tables. What they hold is in `ingest.contracts.fleet`; migrations make them."""
 
-from sqlalchemy import JSON, Boolean, Float, Integer, String, Text
+from sqlalchemy import JSON, Boolean, Float, Integer, String, Text, false
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -64,6 +64,7 @@ class EngineRow(Base):
     version: Mapped[str] = mapped_column(String(256))
     build: Mapped[str] = mapped_column(Text)
     max_model_len: Mapped[int] = mapped_column(Integer)
+    media: Mapped[bool] = mapped_column(Boolean, server_default=false())
     error: Mapped[str] = mapped_column(Text)
     refusal: Mapped[dict | None] = mapped_column(JSON)
     target: Mapped[dict | None] = mapped_column(JSON)

@@ -237,6 +237,7 @@ class Agent:
             version=info.version if info else "",
             build=info.build if info else "",
             max_model_len=info.max_model_len if info else 0,
+            media=info is not None and info.media,
             error=refusal.error if refusal else "",
             refusal=refusal,
         )

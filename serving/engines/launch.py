@@ -33,6 +33,7 @@ class EngineSettings(BaseModel):
     max_num_seqs: int = Field(64, gt=0, description="Requests computed at once.")
     drain_seconds: float = Field(30.0, ge=0, description="How long requests in flight may take before a stop.")
     start_seconds: float = Field(900.0, gt=0, description="How long vLLM may take to start.")
+    otlp_endpoint: str | None = Field(None, description="OTLP/HTTP URL that vLLM's own spans go to; none: no traces.")
     extra: tuple[str, ...] = Field((), description="Further arguments of vLLM, as they are.")
 
 
@@ -52,6 +53,8 @@ def command(settings: EngineSettings, served: Version, *, cpu: bool) -> list[str
     }
     if cpu:
         arguments["--max-num-batched-tokens"] = str(max(CPU_STEP_TOKENS, settings.max_num_seqs))
+    if settings.otlp_endpoint is not None:
+        arguments["--otlp-traces-endpoint"] = settings.otlp_endpoint
     flags = ["--disable-uvicorn-access-log", *(["--enforce-eager"] if cpu else [])]
     start = [sys.executable, "-m", "serving.engines.api_server"]
     return [*start, *(word for pair in arguments.items() for word in pair), *flags, *settings.extra]
@@ -67,7 +70,10 @@ def environment(base: Mapping[str, str], settings: EngineSettings, served: Versi
     kept = {name: value for name, value in base.items() if name not in dropped}
     return {
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OTEL_SERVICE_NAME": "everloop-engine",
         **kept,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",  # as the gateway's, so that one endpoint takes both
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # an allowed host must not send the engine on to another
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "everloop",

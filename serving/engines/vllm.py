@@ -5,7 +5,6 @@ Secrets come from the environment: EVERLOOP_CONTROL_TOKEN, EVERLOOP_ENGINE_TOKEN
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from ingest.contracts.fleet import Version
 from serving.engines.agent import Agent
 from serving.engines.child import Child
 from serving.engines.launch import EngineSettings, command, environment
+from serving.logs import structured
 
 
 def parse(arguments: Sequence[str], hostname: str) -> EngineSettings:
@@ -34,6 +34,7 @@ def parse(arguments: Sequence[str], hostname: str) -> EngineSettings:
     parser.add_argument("--weights-root", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--url", help="at which gateways reach this engine; default: http://HOST:PORT")
+    parser.add_argument("--otlp-endpoint", help="OTLP/HTTP URL that vLLM's own spans go to; default: no traces")
     parser.add_argument("--engine-id", help="default: the host's name and the port")
     for name in ("--max-model-len", "--max-num-seqs"):
         parser.add_argument(name, type=int)
@@ -76,7 +77,7 @@ async def serve(settings: EngineSettings, control_token: str, engine_token: str)
 
 def main() -> int:
     """The process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    structured()
     settings = parse(sys.argv[1:], socket.gethostname())
     tokens = [os.environ.get(name, "") for name in ("EVERLOOP_CONTROL_TOKEN", "EVERLOOP_ENGINE_TOKEN")]
     if not all(tokens):

@@ -45,6 +45,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     build: str
     max_model_len: int
+    media: bool = False
+    """Whether the model takes images, sound or video."""
     checksum: str = ""
     swapping: bool = False
     in_flight: int = 0

@@ -25,6 +25,8 @@ from serving.gateway.feedback import take_feedback
 from serving.gateway.gateway import Gateway
 from serving.gateway.snapshot import Follower
 from serving.gateway.turns import take_turn
+from serving.gateway.workers import CannotStart
+from serving.logs import described
 
 logger = logging.getLogger(__name__)
 _PLAIN, _ANTHROPIC = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/messages"]
@@ -56,11 +58,23 @@ class App:
         self._log = log
         self._snapshot = snapshot
         self._workers = workers
+        self._take_turn = take_turn
         self.gateway: Gateway
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Opens everything, to be closed with `stack`. Raises `ControlUnreachable`, `SpoolError`."""
+        """Opens everything, to be closed with `stack`. Raises `ControlUnreachable`, `SpoolError`, `CannotStart`."""
         settings, log = self._settings, self._log
+        client, gateway = EngineClient, Gateway
+        if settings.otlp_endpoint is not None:
+            try:
+                from serving.gateway import tracing  # OpenTelemetry is not even loaded without an endpoint
+            except ModuleNotFoundError as error:
+                raise CannotStart(
+                    f"{error.name} is not installed here: otlp_endpoint needs everloop[tracing]"
+                ) from None
+            stack.callback(tracing.start(settings.otlp_endpoint).shutdown)
+            client, gateway = tracing.TracedEngineClient, tracing.TracedGateway
+            self._take_turn = tracing.take_traced_turn
         follower = await stack.enter_async_context(
             Follower(self._control, self._control_token, self._snapshot, settings.poll_seconds, self._workers)
         )
@@ -71,8 +85,8 @@ class App:
             max_bytes=log.max_bytes,
         )
         stack.callback(spool.close)
-        engines = await stack.enter_async_context(EngineClient(settings.engine_silence_seconds))
-        self.gateway = Gateway(settings, self._secret, follower, spool, engines)
+        engines = await stack.enter_async_context(client(settings.engine_silence_seconds))
+        self.gateway = gateway(settings, self._secret, follower, spool, engines)
         stack.callback(self.gateway.redactions.close)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +104,7 @@ class App:
         except ClientLeft:
             return
         except Exception as error:  # noqa: BLE001 a bug must reach the log and the caller's dialect, not a broken line
-            logger.error("a bug: %s at %s", type(error).__name__, _place(error))
+            logger.error("a bug: %s", described(error))
             await self._fail(exchange, dialect, GatewayError("The gateway failed: its log says where."))
         finally:
             known = path if path in _POST or path in _GET else "other"
@@ -98,7 +112,7 @@ class App:
 
     async def _route(self, exchange: Exchange, path: str, method: str, dialect: Dialect) -> None:
         if method == "POST" and path in DIALECTS:
-            await take_turn(self.gateway, exchange, dialect)
+            await self._take_turn(self.gateway, exchange, dialect)
         elif method == "POST" and path == counting.PATH:
             await counting.count_tokens(self.gateway, exchange, dialect)
         elif method == "POST" and path in _POST:
@@ -125,11 +139,3 @@ class App:
         if error.status >= 500:
             logger.warning("%s: %s", exchange.request_id, error.code)
         await exchange.fail(error, dialect.error_body(error), dialect.error_event(error))
-
-
-def _place(error: BaseException) -> str:
-    """Where an exception was raised, without its message: that may quote a request."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "unknown"

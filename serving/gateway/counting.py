@@ -22,7 +22,13 @@ async def count_tokens(gateway: Gateway, exchange: Exchange, dialect: Dialect) -
         policy = gateway.policy(ask.model)
         engine = await gateway.choose_engine(policy.name, "serve", exchange.request_id, None)
         prompt = dialect.engine_body(
-            ask, served_model=policy.name, turn_id=exchange.request_id, longest=0, salt=exchange.request_id, pinned={}
+            ask,
+            served_model=policy.name,
+            turn_id=exchange.request_id,
+            longest=0,
+            media=engine.media,
+            salt=exchange.request_id,
+            pinned={},
         )
         with gateway.carrying(engine):
             try:

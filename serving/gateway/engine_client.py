@@ -98,12 +98,7 @@ class EngineClient:
 
         A JSON answer has its first byte when all of it was generated: how long that may take is up to who asks.
         """
-        headers = {
-            "content-type": "application/json",
-            "authorization": f"Bearer {engine.token}",
-            REQUEST_HEADER: engine.token,
-            "x-request-id": request_id,
-        }
+        headers = self.headers(engine, request_id)
         try:
             response = await self._session.post(
                 self._url(engine, path),
@@ -118,6 +113,15 @@ class EngineClient:
                 raise
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineBroke(type(error).__name__) from error
+
+    def headers(self, engine: Engine, request_id: str) -> dict[str, str]:
+        """What a request to an engine says of itself; nothing of what its caller's headers say."""
+        return {
+            "content-type": "application/json",
+            "authorization": f"Bearer {engine.token}",
+            REQUEST_HEADER: engine.token,
+            "x-request-id": request_id,
+        }
 
     async def abort(self, engine: Engine, request_id: str) -> None:
         """Ends a request in the engine; an engine that cannot be reached ends it by itself."""

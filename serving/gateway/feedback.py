@@ -5,6 +5,9 @@
 
 202 once it is on the spool. It may come before its turn; whether the sender may speak for the turn is decided
 when they are joined. A session is named as in `x-everloop-session`.
+
+`source` is `user`, `application`, `simulator`, or `implicit:<rule>` where the application watched its user and guessed.
+The sources of the signals that everloop computes itself are refused: what bears them was computed.
 """
 
 import re
@@ -13,7 +16,7 @@ import time
 import msgspec
 
 from ingest.contracts.errors import ContractError
-from ingest.contracts.feedback import Feedback, Kind
+from ingest.contracts.feedback import Feedback, ImplicitRule, Kind
 from ingest.contracts.fleet import Key, Role
 from ingest.contracts.ids import keyed_hash, new_id
 from serving.gateway.dialects.base import parse_object
@@ -24,6 +27,7 @@ from serving.gateway.sessions import session_hash
 
 MAX_ITEMS = 1000
 MAX_BYTES = 4 << 20
+_COMPUTED = frozenset(f"implicit:{rule}" for rule in ImplicitRule)
 _SOURCE = re.compile(r"user|application|simulator|implicit:[a-z0-9_.-]{1,64}")
 
 
@@ -50,6 +54,8 @@ def feedback_of(item: Item, key: Key, secret: bytes, now: float) -> Feedback:
         raise BadRequest("`sample` must not be negative.", param="sample")
     if not _SOURCE.fullmatch(item.source):
         raise BadRequest("`source` must be user, application, simulator or implicit:<rule>.", param="source")
+    if item.source in _COMPUTED:
+        raise BadRequest(f"The source {item.source} is computed from the traffic, and cannot be sent.", param="source")
     chosen = item.idempotency_key
     feedback = Feedback(
         feedback_id="fb-" + keyed_hash(secret, "feedback", chosen) if chosen else new_id("fb"),
@@ -83,13 +89,13 @@ async def take_feedback(gateway: Gateway, exchange: Exchange, *, batch: bool) ->
             raise BadRequest(f"`items` must be a list of 1 to {MAX_ITEMS} signals.", param="items")
         now = time.time()
         events = [feedback_of(_item(row, place), key, gateway.secret, now) for place, row in enumerate(rows)]
+        events = await gateway.redactions.feedback(gateway.follower.view.policies.values(), events)
         try:
             await gateway.record(events)
         except CaptureFailed:
             raise CaptureFailed("The feedback could not be recorded: send it again.") from None
         for event in events:
             gateway.metrics.feedback(event.kind)
-        events = await gateway.redactions.feedback(gateway.follower.view.policies.values(), events)
     ids = [event.feedback_id for event in events]
     await exchange.answer(202, msgspec.json.encode({"feedback_ids": ids} if batch else {"feedback_id": ids[0]}))
 

@@ -65,6 +65,7 @@ class Progress:
             served_model=self.policy.name,
             turn_id=self.caller.turn_id,
             longest=self.engine.max_model_len,
+            media=self.engine.media,
             salt=keyed_hash(self._gateway.secret, "cache", self.caller.key.key_id),
             pinned=self.policy.sampling,
         )

@@ -25,6 +25,7 @@ from serving.gateway.app import App
 from serving.gateway.exchange import Receive, Scope, Send
 from serving.gateway.snapshot import ControlUnreachable
 from serving.gateway.workers import CannotStart, supervise
+from serving.logs import structured
 
 logger = logging.getLogger(__name__)
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -63,8 +64,7 @@ def serve(
     settings: GatewaySettings,
 ) -> None:
     """Serves until SIGTERM or SIGINT. Raises `CannotStart`."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    structured()
     if workers < 1:
         raise CannotStart("--workers must be at least 1")
     public = bind(host, port, settings.send_seconds)

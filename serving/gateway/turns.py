@@ -55,8 +55,6 @@ async def read(gateway: Gateway, exchange: Exchange, dialect: Dialect, key: Key,
     )
     policy = gateway.policy(ask.model)
     gateway.check_room(policy, ask)
-    if ask.dropped:
-        gateway.metrics.dropped(dialect.name, len(ask.dropped))
     return begin(gateway, exchange, dialect, key, turn_id, ask, policy)
 
 
@@ -120,6 +118,7 @@ async def ask(gateway: Gateway, turn: Progress) -> EngineAnswer | None:
 async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, exchange: Exchange) -> Ending:
     """Step 4: reads the answer to its end, whatever the caller does, and passes on all but what ends it."""
     ending = Ending(engine=turn.engine)
+    gateway.metrics.dropped(turn.dialect.name, len(turn.ask.dropped))
     if answer is not None:
         ending.status = turn.status = answer.status
         try:

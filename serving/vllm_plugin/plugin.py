@@ -74,6 +74,7 @@ class Plugin:
             root=self._root,
             build=build,
             max_model_len=engine_client.model_config.max_model_len,
+            media=engine_client.model_config.is_multimodal_model,
             sequences=fixed_sequences(engine_client.renderer.get_tokenizer()),
         )
         self._shared.engine_build = build

@@ -63,6 +63,7 @@ class Weights:
         root: Path,
         build: str,
         max_model_len: int,
+        media: bool,
         sequences: Sequence[Sequence[int]],
     ) -> None:
         self._engine = engine
@@ -70,6 +71,7 @@ class Weights:
         self._root = root
         self._build = build
         self._max_model_len = max_model_len
+        self._media = media
         self._sequences = tuple(tuple(ids) for ids in sequences)
         self._measured: Measurement | None = None
         self._lock = asyncio.Lock()
@@ -83,6 +85,7 @@ class Weights:
             version=self._served.version,
             build=self._build,
             max_model_len=self._max_model_len,
+            media=self._media,
             checksum=self._measured.checksum if self._measured else "",
             swapping=self._swapping,
             usable=self._proven or self._swapping,

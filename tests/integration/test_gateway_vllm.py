@@ -111,6 +111,14 @@ def test_messages_of_the_anthropic_client(stack: Stack) -> None:
     second = checked(stack, client.messages.create(**{**ask, "messages": history}, max_tokens=4).id, "messages")
     assert turn.prefix_hashes[-1] in second.prefix_hashes[:-2]
     assert turn.session_id == second.session_id
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    seen = client.messages.with_raw_response.create(
+        **{**ask, "messages": [{"role": "user", "content": [image, {"type": "text", "text": "what is it?"}]}]},
+        max_tokens=4,
+        tools=[{"type": "web_search_20250305", "name": "web_search"}],
+    )
+    assert seen.headers["x-everloop-dropped"] == "tools[0], messages[0].content[0]"
+    assert seen.headers["request-id"] == seen.parse().id
     assert client.models.list().data[0].id == "policy"
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(**{**ask, "messages": [{"role": "user", "content": "long " * 4000}]}, max_tokens=4)

@@ -21,9 +21,9 @@ def read(body: object, *, admin: bool = False, dialect=CHAT) -> Ask:
     return dialect.read(json.dumps(body).encode(), admin=admin, max_samples=4, media_domains=("images.example",))
 
 
-def sent(ask: Ask, *, longest: int = 100, pinned: dict | None = None, dialect=CHAT) -> dict:
+def sent(ask: Ask, *, longest: int = 100, media: bool = True, pinned: dict | None = None, dialect=CHAT) -> dict:
     body = dialect.engine_body(
-        ask, served_model="policy", turn_id="turn-1", longest=longest, salt="salt", pinned=pinned or {}
+        ask, served_model="policy", turn_id="turn-1", longest=longest, media=media, salt="salt", pinned=pinned or {}
     )
     return json.loads(body)
 
@@ -34,6 +34,19 @@ def test_known_fields_go_on_and_unknown_ones_are_counted() -> None:
     assert ask.dropped == ["surprise"]
     assert ask.user == "u"
     assert ask.model == "m"
+
+
+def test_a_model_without_eyes_reads_that_there_was_an_image() -> None:
+    text, image = (
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+    )
+    ask = read({"messages": [{"role": "user", "content": [text, image, {"type": "file", "file": {}}]}]})
+    left_out = {"type": "text", "text": "[file left out]"}
+    assert sent(ask)["messages"][0]["content"] == [text, image, left_out]
+    assert sent(ask, media=False)["messages"][0]["content"][1] == {"type": "text", "text": "[image_url left out]"}
+    assert ask.dropped == ["messages[0].content[2]", "messages[0].content[1]"]
+    assert "data:image/png" in ask.recorded
 
 
 def test_the_record_names_nobody_and_keeps_metadata() -> None:
@@ -169,7 +182,7 @@ def test_whatever_a_body_holds_it_is_read_or_refused(body: dict, dialect) -> Non
     with contextlib.suppress(BadRequest):
         ask = dialect.read(json.dumps(body).encode(), admin=True, max_samples=16)
         Conversation(b"secret", "owner", ask.messages).close(None)
-        sent(ask, dialect=dialect)
+        sent(ask, dialect=dialect, media=False)
 
 
 @settings(max_examples=60, deadline=None)

@@ -22,10 +22,10 @@ def read(messages: list, **more: Any) -> Ask:
     return MESSAGES.read(json.dumps(body).encode(), admin=False, max_samples=4, media_domains=("images.example",))
 
 
-def sent(messages: list, *, longest: int = 4096, pinned: dict | None = None, **more: Any) -> dict:
+def sent(messages: list, *, longest: int = 4096, media: bool = True, pinned: dict | None = None, **more: Any) -> dict:
     ask = read(messages, **more)
     body = MESSAGES.engine_body(
-        ask, served_model="policy", turn_id="msg_1", longest=longest, salt="s", pinned=pinned or {}
+        ask, served_model="policy", turn_id="msg_1", longest=longest, media=media, salt="s", pinned=pinned or {}
     )
     return json.loads(body)
 
@@ -105,6 +105,14 @@ def test_media_by_url_is_refused_unless_its_host_is_allowed() -> None:
     for content in (image("http://10.0.0.1/"), {**RESULT, "content": [image("https://elsewhere.example/")]}):
         with pytest.raises(BadRequest, match="host is allowed"):
             read(blocks(content))
+
+
+def test_a_model_without_eyes_reads_that_there_was_an_image() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+    history = blocks(image, {**RESULT, "content": [image]})
+    assert sent(history)["messages"] == history
+    first, second = sent(history, media=False)["messages"][0]["content"]
+    assert first == second["content"][0] == {"type": "text", "text": "[image left out]"}
 
 
 def test_a_person_is_known_by_user_id_without_the_session_and_stands_in_no_record() -> None:

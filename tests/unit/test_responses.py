@@ -29,10 +29,10 @@ def read(given: object, **more: Any) -> Ask:
     return RESPONSES.read(json.dumps(body).encode(), admin=False, max_samples=4, media_domains=("images.example",))
 
 
-def sent(given: object, *, pinned: dict | None = None, **more: Any) -> dict:
+def sent(given: object, *, media: bool = True, pinned: dict | None = None, **more: Any) -> dict:
     ask = read(given, **more)
     body = RESPONSES.engine_body(
-        ask, served_model="policy", turn_id="resp_1", longest=1024, salt="s", pinned=pinned or {}
+        ask, served_model="policy", turn_id="resp_1", longest=1024, media=media, salt="s", pinned=pinned or {}
     )
     return json.loads(body)
 
@@ -106,6 +106,8 @@ def test_media_by_url_is_refused_unless_its_host_is_allowed() -> None:
 
     assert sent(image("https://images.example/a.png"))
     assert sent(image("data:image/png;base64,AA"))
+    left_out = sent(image("data:image/png;base64,AA"), media=False)["input"][0]["content"]
+    assert left_out == [{"type": "input_text", "text": "[input_image left out]"}]
     with pytest.raises(BadRequest, match="host is allowed"):
         read(image("http://10.0.0.1/"))
 

@@ -118,14 +118,14 @@ def engine() -> FakeEngine:
 def weights(engine: FakeEngine, tmp_path: Path) -> Weights:
     for name in "abc":
         write(tmp_path / name, SHAPES)
-    return Weights(engine, Version("a", str(tmp_path / "a")), tmp_path, BUILD, 1024, SEQUENCES)
+    return Weights(engine, Version("a", str(tmp_path / "a")), tmp_path, BUILD, 1024, False, SEQUENCES)
 
 
 async def checksum_of(folder: str) -> str:
     """The engine's checksum of a cold load of `folder`."""
     fake = FakeEngine({})
     fake.loaded = folder
-    cold = Weights(fake, Version(folder, folder), Path("/"), BUILD, 1, SEQUENCES)
+    cold = Weights(fake, Version(folder, folder), Path("/"), BUILD, 1, False, SEQUENCES)
     return (await cold.measure_reference(ScoreRequest())).checksum
 
 

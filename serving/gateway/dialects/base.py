@@ -154,9 +154,18 @@ class Dialect(ABC):
         return forward, dropped
 
     def engine_body(
-        self, ask: Ask, *, served_model: str, turn_id: str, longest: int, salt: str, pinned: dict[str, float]
+        self,
+        ask: Ask,
+        *,
+        served_model: str,
+        turn_id: str,
+        longest: int,
+        media: bool,
+        salt: str,
+        pinned: dict[str, float],
     ) -> bytes:
-        """The bytes for the engine: the served name, limits within its context, the policy's pinned sampling.
+        """The bytes for the engine: the served name, limits within its context, the policy's pinned sampling, and
+        media only where its model takes any.
 
         What a format has no field for cannot be pinned there; the turn records what was used.
         """
@@ -175,6 +184,8 @@ class Dialect(ABC):
         body["model"] = served_model
         body.setdefault("cache_salt", salt)
         self.seal(body, turn_id)
+        if not media:
+            self.leave_out_media(body, ask.dropped)
         return _encode(body)
 
     def seal(self, body: dict, turn_id: str) -> None:  # noqa: B027 most formats need none
@@ -192,6 +203,9 @@ class Dialect(ABC):
 
         Works on copies of what it changes: the record keeps what was sent.
         """
+
+    def leave_out_media(self, body: dict, dropped: list[str]) -> None:  # noqa: B027 completions have none
+        """Puts a line of text in the place of each image or other medium; `dropped` gets its name."""
 
     def said(self, message: dict) -> dict:
         """A reply's message as the conversation has it when it is sent back."""
@@ -292,9 +306,25 @@ def word(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def left_out(kind: object) -> dict:
-    """The block or part that stands for one that no engine takes."""
-    return {"type": "text", "text": f"[{kind if isinstance(kind, str) else 'content'} left out]"}
+def left_out(kind: object, as_type: str = "text") -> dict:
+    """The block or part that stands for one that the engine does not take."""
+    return {"type": as_type, "text": f"[{word(kind) or 'content'} left out]"}
+
+
+def without(parts: object, kinds: Collection[str], where: str, dropped: list[str], as_type: str = "text") -> object:
+    """A content with parts of these `kinds` left out, inner contents too; itself where it has none."""
+    if not isinstance(parts, list):
+        return parts
+    kept = []
+    for place, part in enumerate(parts):
+        at, kind = f"{where}[{place}]", word(part.get("type")) if isinstance(part, dict) else ""
+        if kind in kinds:
+            dropped.append(at)
+            part = left_out(kind, as_type)
+        elif kind and isinstance(part.get("content"), list):
+            part = {**part, "content": without(part["content"], kinds, f"{at}.content", dropped, as_type)}
+        kept.append(part)
+    return kept
 
 
 def events_as_array(events: bytes) -> bytes:

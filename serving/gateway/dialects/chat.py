@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, expect
+from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, expect, without
 from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import BadRequest
 
@@ -42,6 +42,8 @@ class _Completion(msgspec.Struct):
 _chunks = msgspec.json.Decoder(list[_Chunk])
 _completion = msgspec.json.Decoder(_Completion)
 _MEDIA = ("image_url", "video_url", "audio_url")
+_KINDS = (*_MEDIA, "input_audio", "image_pil", "image_embeds", "audio_embeds")
+"""Types of parts that only a model with eyes or ears takes."""
 
 
 class Chat(Dialect):
@@ -78,6 +80,20 @@ class Chat(Dialect):
                 _check_media(message["content"], media_domains, f"messages[{place}].content")
         expect(body, "stream_options", dict, None)
         return messages
+
+    def repair(self, forward: dict, dropped: list[str]) -> None:
+        """Copies, and files left out: no engine reads them."""
+        forward["messages"] = [
+            {**message, "content": without(message["content"], ("file",), f"messages[{place}].content", dropped)}
+            if isinstance(message.get("content"), list)
+            else message
+            for place, message in enumerate(forward["messages"])
+        ]
+
+    def leave_out_media(self, body: dict, dropped: list[str]) -> None:
+        for place, message in enumerate(body["messages"]):
+            if isinstance(message.get("content"), list):
+                message["content"] = without(message["content"], _KINDS, f"messages[{place}].content", dropped)
 
     def replies(self, body: bytes) -> dict[int, Reply]:
         return {

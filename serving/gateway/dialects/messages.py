@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from serving.gateway.dialects.base import Dialect, Reply, data_of, encode_text, expect, left_out, word
+from serving.gateway.dialects.base import Dialect, Reply, data_of, encode_text, expect, left_out, without, word
 from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import TOO_LONG, BadRequest, GatewayError
 
@@ -128,6 +128,10 @@ class Messages(Dialect):
         if isinstance(budget, int) and budget >= limit:
             fits = limit > _SMALLEST_BUDGET
             body["thinking"] = {**thinking, "budget_tokens": limit - 1} if fits else {"type": "adaptive"}
+
+    def leave_out_media(self, body: dict, dropped: list[str]) -> None:
+        for place, message in enumerate(body["messages"]):
+            message["content"] = without(message["content"], ("image",), f"messages[{place}].content", dropped)
 
     def replies(self, body: bytes) -> dict[int, Reply]:
         message = _message.decode(body)

@@ -8,7 +8,17 @@ from collections.abc import Collection
 
 import msgspec
 
-from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, data_of, encode_text, expect, word
+from serving.gateway.dialects.base import (
+    SAMPLING,
+    Dialect,
+    Reply,
+    data_of,
+    encode_text,
+    expect,
+    left_out,
+    without,
+    word,
+)
 from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import BadRequest, GatewayError
 
@@ -122,6 +132,12 @@ class Responses(Dialect):
             del forward["service_tier"]
             dropped.append("service_tier")
 
+    def leave_out_media(self, body: dict, dropped: list[str]) -> None:
+        for place, item in enumerate(body["input"] if isinstance(body["input"], list) else ()):
+            for name in ("content", "output"):
+                if name in item:
+                    item[name] = without(item[name], _MEDIA, f"input[{place}].{name}", dropped, "input_text")
+
     def seal(self, body: dict, turn_id: str) -> None:
         body["request_id"] = turn_id
 
@@ -229,7 +245,7 @@ def _repaired_items(items: list[dict], tools: list, dropped: list[str]) -> list[
         elif kind in _OUTPUTS:
             kept.append({**item, "output": _repaired_parts(item.get("output"), f"{where}.output", dropped)})
         elif kind in _CALLS:
-            kept.append(item)
+            kept.append(dict(item))
         else:
             dropped.append(where)
     return kept
@@ -247,7 +263,7 @@ def _repaired_parts(parts: object, where: str, dropped: list[str]) -> object:
             kept.append(part)
         else:
             dropped.append(f"{where}[{place}]")
-            kept.append({"type": "input_text", "text": f"[{kind} left out]"})
+            kept.append(left_out(kind, "input_text"))
     return kept
 
 
