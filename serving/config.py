@@ -58,6 +58,12 @@ class GatewaySettings(_Settings):
     media_domains: tuple[str, ...] = Field(
         (), description="Hosts from which engines may fetch images, audio and video that a request names by URL."
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="OTLP/HTTP URL that traces of turns go to, from gateways and from the engines that `everloop up` "
+        'starts: "http://localhost:4318/v1/traces". Absent: no traces. Needs everloop[tracing].',
+    )
     poll_seconds: float = Field(
         0.5, gt=0, le=1, description="How often the snapshot is asked of control; revoked keys are served that long."
     )

@@ -99,6 +99,7 @@ def programs(
             weights_root=home.checkpoints,
             max_model_len=engine.max_model_len,
             max_num_seqs=engine.max_num_seqs,
+            otlp_endpoint=config.gateway.otlp_endpoint,
         )
         extra = ("--", *engine.args) if engine.args else ()
         found.append(

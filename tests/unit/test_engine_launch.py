@@ -104,3 +104,13 @@ def test_what_failed_last_is_told() -> None:
     assert refusals.last() == Refusal(version="w", error="w is damaged", attempts=1, standing=True)
     refusals.clear()
     assert refusals.last() is None
+
+
+def test_traces_go_where_the_gateways_go_and_media_redirects_are_not_followed() -> None:
+    settings = parse([*LINE, "--otlp-endpoint", "http://collector:4318/v1/traces"], "h")
+    words = command(settings, Version("v1", "/m"), cpu=True)
+    assert words[words.index("--otlp-traces-endpoint") + 1] == "http://collector:4318/v1/traces"
+    assert "--otlp-traces-endpoint" not in command(parse(LINE, "h"), Version("v1", "/m"), cpu=True)
+    given = environment({"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "1"}, settings, Version("v1", "/m"), "t")
+    assert given["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == "http/protobuf"
+    assert given["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
