@@ -105,6 +105,9 @@ def begin(
         raise BadRequest(f"x-everloop-arm must be one of: {', '.join(ARMS)}.")
     if arm == "evaluation" and Role.EVALUATION not in key.roles:
         raise Forbidden("x-everloop-arm: evaluation needs a key with the role evaluation.")
+    train = (exchange.header(b"x-everloop-train") or "yes").strip().lower()
+    if train not in ("yes", "no"):
+        raise BadRequest("x-everloop-train must be yes or no.")
     session = native_session(exchange) or ask.session
     subject = gateway.subject(ask.user)
     caller = Caller(
@@ -118,7 +121,7 @@ def begin(
         prompts=ask.prompts,
         samples=ask.samples,
         arm=arm,
-        trains=key.train and exchange.header(b"x-everloop-train") != "no",
+        trains=key.train and train == "yes",
         recorded=ask.recorded,
         started_at=time.time(),
     )

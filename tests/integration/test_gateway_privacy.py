@@ -110,6 +110,16 @@ def test_a_subject_that_opted_out_is_not_learned_from_until_it_opts_in(stack: St
     assert reason_for("anna") is None
 
 
+def test_a_request_opts_out_however_it_spells_no_and_a_misspelt_wish_is_refused(stack: Stack) -> None:
+    for said, status in (("no", 200), ("No", 200), ("false", 400), ("off", 400)):
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"authorization": f"Bearer {stack.shared_key}", "x-everloop-train": said}
+        answer = httpx.post(f"{stack.gateway_url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        assert answer.status_code == status, said
+        if status == 200:
+            assert stack.turns(turn_id(answer))[0].untrainable_reason == "opted out"
+
+
 def test_who_opts_out_in_mid_answer_is_not_learned_from_either(stack: Stack) -> None:
     subject = keyed_hash(bytes.fromhex(HASH_SECRET), "subject", "carol")
     engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]

@@ -17,6 +17,7 @@ from ingest.contracts.turn import Finish, Turn
 from pipelines.stack.addresses import free_port
 from tests.checkpoint_folders import complete
 from tests.integration.serving_stack import Stack, running, wait_until
+from tests.otlp_collector import Span, collecting
 from tests.tiny_models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -30,14 +31,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     models = {version: home / "checkpoints" / "policy" / version / EXPORT for version in ("v1", "v2")}
     for seed, model in enumerate(models.values()):
         complete(make_model(model, seed).parent)
-    with running(home / "stack", engine=False) as stack:
+    with (
+        collecting() as collector,
+        running(home / "stack", engine=False, settings={"otlp_endpoint": collector.url}) as stack,
+    ):
         desired = {"version": "v1", "path": str(models["v1"])}
         stack.control("PUT", "/v1/policies/policy/desired", desired).raise_for_status()
         arguments = ["--control", stack.control_url, "--policy", "policy", "--port", str(free_port())]
+        arguments += ["--otlp-endpoint", collector.url]
         arguments += ["--model", str(models["v1"]), "--version", "v1", "--weights-root", str(home / "checkpoints")]
         stack.start("agent", "serving.engines.vllm", *arguments, "--max-model-len", "1024", "--max-num-seqs", "16")
         wait_until(lambda: converged(stack), "vLLM", START_SECONDS)
-        stack.shared_key = stack.key()
+        stack.shared_key, stack.collector = stack.key(), collector
         stack.settle()
         yield stack
         stack.stop("agent")
@@ -67,6 +72,25 @@ def test_plain_answers_of_both_formats(stack: Stack, client: openai.OpenAI) -> N
     turns = stack.turns(texts.id, 4)
     assert all(turn.finish in (Finish.LENGTH, Finish.STOP) for turn in turns)
     assert turns[0].prompt_ids == turns[1].prompt_ids != turns[2].prompt_ids == turns[3].prompt_ids
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engines_own_span_is_part_of_the_turns_trace(stack: Stack, stream: bool) -> None:
+    body = {"model": "policy", "messages": HI, "max_tokens": 6, "ignore_eos": True, "stream": stream}
+    headers = {"authorization": f"Bearer {stack.shared_key}"}
+    answer = httpx.post(f"{stack.gateway_url}/v1/chat/completions", json=body, headers=headers, timeout=120)
+    turn_id = answer.headers["x-everloop-turn-id"]
+
+    def named() -> dict[str, Span]:
+        return {span.name: span for span in stack.collector.of_turn(turn_id)}
+
+    wait_until(lambda: {"turn", "engine", "commit", "llm_request"} <= named().keys(), "the spans of both processes")
+    spans = named()
+    assert (spans["turn"].service, spans["llm_request"].service) == ("everloop-gateway", "everloop-engine")
+    assert spans["llm_request"].parent == spans["engine"].id
+    assert spans["llm_request"].attributes["gen_ai.usage.completion_tokens"] == 6
+    assert spans["turn"].attributes["gen_ai.usage.output_tokens"] == 6
+    assert all(b"Tell me a story" not in body for body in stack.collector.raw)
 
 
 def test_streams_clamps_and_refusals(stack: Stack, client: openai.OpenAI) -> None:

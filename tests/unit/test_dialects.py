@@ -126,6 +126,36 @@ def test_allowed_and_inline_media_pass() -> None:
         read({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://images.example\\@10.0.0.1/",
+        "http://10.0.0.1\\@images.example/",
+        "http://images.example@10.0.0.1/",
+        "http://10.0.0.1#@images.example/",
+        "http://images.example\t.evil.example/",
+        "http://images.example .evil.example/",
+        "http://images.example\u3002evil.example/",
+        "http://images.example%2eevil.example/",
+        "https://images.example.evil.example/",
+        "ftp://images.example/x",
+        "//images.example/x",
+    ],
+)
+def test_a_url_that_parsers_may_read_differently_is_refused(url: str) -> None:
+    with pytest.raises(BadRequest):
+        read({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
+
+
+def test_an_answers_reasoning_is_recorded_with_it() -> None:
+    said = {"role": "assistant", "content": "4", "reasoning": "2 and 2"}
+    whole = json.dumps({"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}).encode()
+    pieces = [{"reasoning": "2 "}, {"reasoning": "and 2"}, {"content": "4"}]
+    events = [{"choices": [{"index": 0, "delta": piece}]} for piece in pieces]
+    stream = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    assert CHAT.replies(whole)[0].message == CHAT.stream_replies(stream)[0].message == said
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"a":"\xff"}', b"[" * 100_000, b'{"messages":' + b"[" * 9_000])
 def test_what_is_not_json_is_refused(raw: bytes) -> None:
     with pytest.raises(BadRequest):

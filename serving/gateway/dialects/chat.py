@@ -11,6 +11,7 @@ from serving.gateway.errors import BadRequest
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[dict] | None = None
 
 
@@ -26,6 +27,7 @@ class _Chunk(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[dict] | None = None
 
 
@@ -97,13 +99,14 @@ class Chat(Dialect):
 
     def replies(self, body: bytes) -> dict[int, Reply]:
         return {
-            choice.index: Reply(_assistant(choice.message.content, choice.message.tool_calls), choice.finish_reason)
+            choice.index: Reply(_assistant(said.content, said.tool_calls, said.reasoning), choice.finish_reason)
             for choice in _completion.decode(body).choices
         }
 
     def stream_replies(self, events: bytes) -> dict[int, Reply]:
         text: dict[int, list[str]] = {}
         calls: dict[int, dict[int, dict]] = {}
+        thought: dict[int, list[str]] = {}
         finish: dict[int, str] = {}
         for chunk in decode_events(events, _chunks):
             for choice in chunk.choices:
@@ -114,16 +117,23 @@ class Chat(Dialect):
                     if choice.delta.content:
                         pieces.append(choice.delta.content)
                     for piece in choice.delta.tool_calls or ():
+                    if choice.delta.reasoning:
+                        thought.setdefault(choice.index, []).append(choice.delta.reasoning)
                         _add_call(calls.setdefault(choice.index, {}), piece)
         return {
-            index: Reply(_assistant("".join(pieces), list(calls.get(index, {}).values())), finish.get(index))
+            index: Reply(
+                _assistant("".join(pieces), list(calls.get(index, {}).values()), "".join(thought.get(index, ()))),
+                finish.get(index),
+            )
             for index, pieces in text.items()
         }
 
 
-def _assistant(content: str | None, tool_calls: list[dict] | None) -> dict:
+def _assistant(content: str | None, tool_calls: list[dict] | None, reasoning: str | None) -> dict:
     message: dict = {"role": "assistant", "content": content}
     if tool_calls:
+    if reasoning:
+        message["reasoning"] = reasoning  # its tokens are among the ids: what is recorded must show them
         message["tool_calls"] = tool_calls
     return message
 

@@ -18,6 +18,10 @@ def check_url(url: object, domains: Collection[str], where: str) -> None:
 
 
 def _allowed(url: str, domains: Collection[str]) -> bool:
+    """Whether the host is allowed, whoever parses the URL: the engine has a parser of its own, and where parsers
+    differ (backslashes, user names, white space) it would fetch from another host than was looked at here."""
+    if not url.isascii() or not url.isprintable() or set(url) & set(" \\@"):
+        return False
     try:
         parts = urlsplit(url)
     except ValueError:
