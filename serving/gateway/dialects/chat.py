@@ -101,12 +101,13 @@ class Chat(Dialect):
         return {
             choice.index: Reply(_assistant(said.content, said.tool_calls, said.reasoning), choice.finish_reason)
             for choice in _completion.decode(body).choices
+            for said in (choice.message,)
         }
 
     def stream_replies(self, events: bytes) -> dict[int, Reply]:
         text: dict[int, list[str]] = {}
-        calls: dict[int, dict[int, dict]] = {}
         thought: dict[int, list[str]] = {}
+        calls: dict[int, dict[int, dict]] = {}
         finish: dict[int, str] = {}
         for chunk in decode_events(events, _chunks):
             for choice in chunk.choices:
@@ -116,9 +117,9 @@ class Chat(Dialect):
                 if choice.delta is not None:
                     if choice.delta.content:
                         pieces.append(choice.delta.content)
-                    for piece in choice.delta.tool_calls or ():
                     if choice.delta.reasoning:
                         thought.setdefault(choice.index, []).append(choice.delta.reasoning)
+                    for piece in choice.delta.tool_calls or ():
                         _add_call(calls.setdefault(choice.index, {}), piece)
         return {
             index: Reply(
@@ -131,9 +132,9 @@ class Chat(Dialect):
 
 def _assistant(content: str | None, tool_calls: list[dict] | None, reasoning: str | None) -> dict:
     message: dict = {"role": "assistant", "content": content}
-    if tool_calls:
     if reasoning:
         message["reasoning"] = reasoning  # its tokens are among the ids: what is recorded must show them
+    if tool_calls:
         message["tool_calls"] = tool_calls
     return message
 
