@@ -42,6 +42,7 @@ class Output:
 class Format(ABC):
     """One request and its answer. `tool` is the call that its tokens spell, None where they are plain text."""
 
+    name: str
     path: str
     kind: str
 
@@ -91,6 +92,7 @@ class Format(ABC):
 class Chat(Format):
     """`/v1/chat/completions`."""
 
+    name = "chat"
     path = "/v1/chat/completions"
     kind = "chatcmpl"
 
@@ -140,6 +142,7 @@ class Chat(Format):
 class Completions(Format):
     """`/v1/completions`."""
 
+    name = "completions"
     path = "/v1/completions"
     kind = "cmpl"
 
@@ -165,6 +168,7 @@ class Completions(Format):
 class Messages(Format):
     """`/v1/messages`; vLLM gives its answers ids of chat's shape."""
 
+    name = "messages"
     path = "/v1/messages"
     kind = "chatcmpl"
 
@@ -214,6 +218,7 @@ class Messages(Format):
 class Responses(Format):
     """`/v1/responses`; vLLM takes the answer's id from the body."""
 
+    name = "responses"
     path = "/v1/responses"
     kind = "resp"
 
