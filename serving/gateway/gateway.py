@@ -149,7 +149,7 @@ class Gateway:
         try:
             await self.record(recorded)
         except CaptureFailed as error:
-            self.metrics.lost(policy.name, _loss(error.__cause__), len(turns))
+            self.metrics.lost(turns, _loss(error.__cause__))
             if policy.capture == "required":
                 raise
             return False

@@ -1,5 +1,7 @@
 """What a gateway process counts, for Prometheus: by policy, version and arm, never by user. `admin` shows it."""
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ingest.contracts.turn import Turn
@@ -29,12 +31,12 @@ class Metrics:
             registry=self.registry,
         )
         self._made = Counter(
-            "everloop_captures_total", "Turns committed to the spool.", ("policy",), registry=self.registry
+            "everloop_captures_total", "Turns committed to the spool.", labels, registry=self.registry
         )
         self._lost = Counter(
             "everloop_captures_lost_total",
-            "Turns whose record or commit was lost.",
-            ("policy", "reason"),
+            "Turns whose record or commit was lost; without a record the version is not known.",
+            (*labels, "reason"),
             registry=self.registry,
         )
         self._untrainable = Counter(
@@ -81,15 +83,16 @@ class Metrics:
         self._prompt.labels(*labels).inc(len(first.prompt_ids) // 4)
         if first.first_token_at is not None:
             self._first.labels(*labels).observe(max(0.0, first.first_token_at - first.started_at))
-        self._made.labels(first.policy).inc(len(turns))
+        self._made.labels(*labels).inc(len(turns))
 
     def untrainable(self, policy: str, reason: str) -> None:
         """A turn that cannot be trained on."""
         self._untrainable.labels(policy, reason).inc()
 
-    def lost(self, policy: str, reason: str, turns: int = 1) -> None:
+    def lost(self, turns: Sequence[Turn], reason: str) -> None:
         """Turns whose record (`no_record`) or commit (`spool_full`, `commit_timeout`, …) was lost."""
-        self._lost.labels(policy, reason).inc(turns)
+        version = next((span.version for turn in turns for span in turn.weight_versions), "")
+        self._lost.labels(turns[0].policy, version, turns[0].arm, reason).inc(len(turns))
 
     def dropped(self, dialect: str, fields: int) -> None:
         """Unknown request fields that were left out."""

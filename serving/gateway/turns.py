@@ -202,7 +202,7 @@ async def commit(gateway: Gateway, turn: Progress, ending: Ending) -> None:
     if turn.version is not None and versions not in ([], [turn.version]):
         raise VersionUnavailable("The engine changed its version in mid-answer: try again.")
     if not complete(turns):
-        gateway.metrics.lost(turn.policy.name, "no_record", len(turns))
+        gateway.metrics.lost(turns, "no_record")
         if turn.policy.capture == "required":
             raise CaptureFailed("The engine gave no record of its answer, and it is not given: try again.")
 

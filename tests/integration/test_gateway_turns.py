@@ -225,7 +225,7 @@ def test_metrics_count_by_policy_version_and_arm_and_name_nobody(stack: Stack, c
     client.chat.completions.create(model="policy", messages=HI, user="anna")
     metrics = stack.metrics()
     assert metrics[name] == before + 1
-    assert metrics['everloop_captures_total{policy="policy"}'] > 0
+    assert metrics['everloop_captures_total{arm="champion",policy="policy",version="base"}'] > 0
     assert not any("anna" in metric or "key-" in metric for metric in metrics)
     assert httpx.get(f"{stack.gateway_url}/metrics").status_code == 404
 
@@ -323,4 +323,5 @@ def test_a_lost_record_is_fetched_again_or_costs_the_answer(stack: Stack, client
         client.chat.completions.create(model="policy", messages=HI)
     assert failed.value.status_code == 503
     assert failed.value.body["code"] == "capture_failed"
-    assert stack.metrics()['everloop_captures_lost_total{policy="policy",reason="no_record"}'] >= 1
+    lost = 'everloop_captures_lost_total{arm="champion",policy="policy",reason="no_record",version=""}'
+    assert stack.metrics()[lost] >= 1

@@ -67,7 +67,7 @@ async def test_a_worker_that_is_not_there_is_left_out(
 
 def test_a_text_keeps_its_samples_kinds_and_words() -> None:
     metrics = worker(3)
-    metrics.lost('a "policy"\\', "spool_full")
+    metrics._lost.labels('a "policy"\\', "v", "champion", "spool_full").inc()
     metrics._first.labels("p", "v", "champion").observe(0.3)
     text = generate_latest(metrics.registry).decode()
     merged = merge([text]).decode()

@@ -15,6 +15,7 @@ from pipelines.home import Home
 from pipelines.stack import addresses, checks, programs, secrets
 from pipelines.stack.up import Stack
 from promotion import rollout
+from serving.config import GatewaySettings
 from serving.gateway.__main__ import parser as gateway_parser
 from tests.checkpoint_folders import make_checkpoint
 from tests.unit.test_config import GOOD
@@ -144,6 +145,19 @@ def test_what_the_configuration_says_of_the_log_reaches_the_gateway(config_path:
     gateway = next(program for program in found if program.name == "gateway")
     options = gateway_parser().parse_args(gateway.command[3:])
     assert {name: getattr(options, name) for name in values} == values
+
+
+def test_traces_of_the_engines_go_where_the_gateways_go(config_path: Path, home: Home) -> None:
+    url = "http://collector:4318/v1/traces"
+    for environment, told in (({"EVERLOOP__GATEWAY__OTLP_ENDPOINT": url}, True), ({}, False)):
+        config = load(config_path, environment)
+        where = addresses.choose(config, home, kafka=False)
+        found = programs.programs(config, config_path, home, where, {"helper": "base"}, {})
+        engines = [program.command for program in found if program.name.startswith("engine-")]
+        assert engines
+        assert all(("--otlp-endpoint" in command and url in command) == told for command in engines)
+        settings = programs.settings_file(home, config.gateway, GatewaySettings)[1]
+        assert (url.encode() in settings) == told
 
 
 def test_without_kafka_there_is_no_broker_and_with_an_outside_one_none_of_ours(config_path: Path, home: Home) -> None:
