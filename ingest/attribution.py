@@ -1,21 +1,23 @@
 """Attribution: each turn of a policy has exactly one current state, whatever the order in which events landed.
 
-A windowed join in SQL (`sql/attribution.sql`) over the lake's turns, feedback and erasures. It runs on DuckDB here;
-`sql/functions.sql` holds the few functions whose names differ, so that the same text can run on Spark.
+A windowed join in SQL over the lake's turns, feedback and erasures: `sql/turns.sql`, then `sql/implicit.sql` (what the
+traffic itself tells, see `ingest.implicit`), then `sql/attribution.sql`. It runs on DuckDB here; `sql/functions.sql`
+holds the few functions whose names differ, so that the same text can run on Spark.
 
 **A signal counts** for a turn when it names the turn (or its session: then for every turn of the session that had
 begun when it was received, undivided), its sender's key made the turn or is trusted, and it was received at most
 `window_seconds` after the turn's end; before the turn's own arrival is as good as after. Of events with the same
 (key, feedback id) the first received counts. Of counted signals with the same source and target that answer the
 same question (accept and reject are answers to one, every other kind is its own) the last received counts, the
-others are revised. A turn's **feedback revision** is the number of signals that counted or were revised: it only grows.
+others are revised. An implicit signal is one of its turn, in the turn's own name; it counts where its rule has a
+number. A turn's **feedback revision** is the number of signals that counted or were revised: it only grows.
 
 **States**, the first that holds:
 
 - `censored`: nobody could judge the answer, or it must not be used: it was aborted or failed, it was sampled for an
   evaluation, its key opted out of training, or its subject or session was erased;
-- `superseded`: nobody judged the turn itself, and its subject sent the identical prompt again in the same session,
-  within `retry_seconds` after its end;
+- `superseded`: no signal about the turn itself counted, and its subject sent the identical prompt again in the same
+  session, within `retry_seconds` after its end;
 - `settled`: a signal counted, and the last one is `settle_seconds` old;
 - `silent`: no signal counted, and the window and the watermark of the log have passed: none will;
 - `open`: the rest.
@@ -38,11 +40,13 @@ import pyarrow.dataset
 
 from ingest.config import AttributionSettings, RewardSettings
 from ingest.datasets import used_turns
+from ingest.implicit import Classifier, identify, register
 from ingest.lake import ERASURES, FEEDBACK, TURNS, open_table, read
 
 STATES = ("open", "settled", "silent", "censored", "superseded")
 
 _SQL = Path(__file__).parent / "sql"
+_SCRIPTS = ("functions.sql", "turns.sql", "implicit.sql", "attribution.sql")
 _TABLES = (TURNS, FEEDBACK, ERASURES)
 
 
@@ -69,13 +73,30 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     positive: int
 
 
+class RuleRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `turns` (all that may be looked at): how many have the implicit signal, whatever it is worth. Of those, how
+    many users also judged outright, and how many of them accepted: what the rule's guesses are worth."""
+
+    rule: str
+    arm: str
+    version: str
+    segment: str
+    turns: int
+    signals: int
+    answered: int
+    positive: int
+
+
 class AttributionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns of the policy by state; how many are ready for a dataset; who answers, and how."""
+    """Turns of the policy by state; how many are ready for a dataset; who answers, and how; what the traffic tells."""
 
     policy: str
     counts: dict[str, int]
     ready: int
     rates: tuple[Rate, ...]
+    implicit: tuple[RuleRate, ...]
+    classifier: Classifier
+    """Which one told `dissatisfied`."""
 
 
 def attribute(
@@ -93,7 +114,14 @@ def attribute(
     used = used_turns(used_datasets, policy)
     with attributed(lake, policy, settings, rewards, Cut(now, watermark), used) as join:
         (ready,) = join.execute("SELECT count(*) FROM attributed WHERE ready").fetchone() or (0,)
-        return AttributionReport(policy=policy, counts=state_counts(join), ready=ready, rates=response_rates(join))
+        return AttributionReport(
+            policy=policy,
+            counts=state_counts(join),
+            ready=ready,
+            rates=response_rates(join),
+            implicit=rule_rates(join),
+            classifier=identify(rewards.implicit),
+        )
 
 
 @contextmanager
@@ -121,8 +149,8 @@ def joined(
     used: Iterable[tuple[str, int]],
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """A DuckDB connection with the tables `attributed` (a row a turn), `signal` (a row a signal and turn),
-    `version_age`, and the lake's `lake_turns`, `lake_feedback`, `lake_erasures`. `used` are (turn id, sample) of
-    accepted datasets."""
+    `implicit` (those of the signals that were computed), `turn` (its turns, as read), `version_age`, and the lake's
+    `lake_turns`, `lake_feedback`, `lake_erasures`. `used` are (turn id, sample) of accepted datasets."""
     rule, _, name = rewards.segment.partition(":")
     parameters = {
         "policy": policy,
@@ -135,8 +163,9 @@ def joined(
         "fresh_versions": settings.fresh_versions,
         "segment_rule": rule,
         "segment_path": f"$.metadata.{name}" if name else "$",
-        **rewards.model_dump(exclude={"segment"}),
+        **rewards.model_dump(exclude={"segment", "implicit"}),
     }
+    worth = rewards.implicit.worth()
     pairs = list(used)
     turn_ids, samples = pa.array([t for t, _ in pairs], pa.string()), pa.array([s for _, s in pairs], pa.int32())
     with duckdb.connect() as join:
@@ -144,7 +173,12 @@ def joined(
             join.register(f"lake_{table}", tables[table])
         join.register("trusted", pa.table({"key_id": pa.array(settings.trusted_keys, pa.string())}))
         join.register("used", pa.table({"turn_id": turn_ids, "sample": samples}))
-        for statement in _statements("functions.sql") + _statements("attribution.sql"):
+        join.register(
+            "implicit_worth",
+            pa.table({"rule": pa.array(worth.keys(), pa.string()), "worth": pa.array(worth.values(), pa.float64())}),
+        )
+        register(join, rewards.implicit)
+        for statement in [statement for name in _SCRIPTS for statement in _statements(name)]:
             join.execute(statement, {name: value for name, value in parameters.items() if f"${name}" in statement})
         yield join
 
@@ -174,6 +208,31 @@ def response_rates(join: duckdb.DuckDBPyConnection) -> tuple[Rate, ...]:
         """
     ).fetchall()
     return tuple(Rate(**dict(zip(Rate.__struct_fields__, row, strict=True))) for row in rows)
+
+
+def rule_rates(join: duckdb.DuckDBPyConnection) -> tuple[RuleRate, ...]:
+    """Rates of implicit signals by rule, arm, weight version and segment; rules without a signal have no line."""
+    rows = join.execute(
+        """
+        WITH cell AS (
+            SELECT arm, version, segment, count(*) AS turns FROM turn WHERE NOT unread GROUP BY arm, version, segment
+        ),
+        outright AS (
+            SELECT turn_id, sample, sum(contribution) AS total FROM signal
+            WHERE status = 'counted' AND kind NOT IN (SELECT rule FROM implicit)
+            GROUP BY turn_id, sample
+        )
+        SELECT
+            i.rule, t.arm, t.version, t.segment, max(c.turns), count(*), count(o.total),
+            sum(CASE WHEN o.total > 0 THEN 1 ELSE 0 END)
+        FROM implicit i
+        JOIN turn t ON i.turn_id = t.turn_id AND i.sample = t.sample
+        JOIN cell c ON t.arm = c.arm AND t.version = c.version AND t.segment = c.segment
+        LEFT JOIN outright o ON i.turn_id = o.turn_id AND i.sample = o.sample
+        GROUP BY i.rule, t.arm, t.version, t.segment ORDER BY i.rule, t.arm, t.version, t.segment
+        """
+    ).fetchall()
+    return tuple(RuleRate(**dict(zip(RuleRate.__struct_fields__, row, strict=True))) for row in rows)
 
 
 def _statements(name: str) -> list[str]:

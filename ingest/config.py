@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ingest.contracts.feedback import ImplicitRule
+
 
 class LogSettings(BaseModel):
     """Where events wait between the gateways and the lake."""
@@ -80,6 +82,67 @@ class AttributionSettings(BaseModel):
     )
 
 
+_WORTH = " Absent: it is shown, and counts for nothing."
+
+
+class ImplicitSettings(BaseModel):
+    """Signals computed from the traffic itself: the reward of each, where it is to have one, and how two are told.
+
+    A rule with a number settles a turn as an accept or a reject does, and adds to what users say outright.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    regenerated: float | None = Field(
+        default=None,
+        ge=-1,
+        le=1,
+        description="The same subject sent the same prompt again, in the same session, within `retry_seconds`; such a "
+        "turn is then settled, not superseded." + _WORTH,
+    )
+    abandoned: float | None = Field(
+        default=None,
+        ge=-1,
+        le=1,
+        description="The answer called a tool, and nothing followed in its session within the window. (Answers that "
+        "their caller left before the end are shown under this rule, too, but never trained on.)" + _WORTH,
+    )
+    dissatisfied: float | None = Field(
+        default=None, ge=-1, le=1, description="The user's next words say so, by the classifier." + _WORTH
+    )
+    invalid_tool_call: float | None = Field(
+        default=None,
+        ge=-1,
+        le=1,
+        description="The answer called a tool that was not offered, or with arguments that are no JSON object or do "
+        "not fit the tool's schema." + _WORTH,
+    )
+    tool_error: float | None = Field(
+        default=None, ge=-1, le=1, description="A tool that the answer called came back with an error." + _WORTH
+    )
+    classifier: str = Field(
+        default="ingest.dissatisfaction:complains",
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="`module:function`, called as f(text) -> probability, or true or false, that the user's words "
+        "complain about the answer before them; 0.5 is enough. It must be deterministic. The default is a short list "
+        "of English phrases, and weak.",
+    )
+    tool_error_prefixes: tuple[str, ...] = Field(
+        default=("Error", "Traceback (most recent call last)"),
+        description="A tool's result is an error when its text begins with one of these words. OpenAI's formats only: "
+        "Anthropic's has a mark of its own.",
+    )
+    tool_error_keys: tuple[str, ...] = Field(
+        default=("error", "is_error", "isError"),
+        description="Or when it is a JSON object in which one of these is neither false nor empty.",
+    )
+
+    def worth(self) -> dict[str, float]:
+        """The rewards that are set, by rule."""
+        found = {rule.value: getattr(self, rule.value) for rule in ImplicitRule}
+        return {rule: number for rule, number in found.items() if number is not None}
+
+
 class RewardSettings(BaseModel):
     """The reward specification: which number each signal is. Its digest is in every dataset's manifest."""
 
@@ -97,6 +160,7 @@ class RewardSettings(BaseModel):
         description="What a turn's baseline is shared by: `key` (the API key), `none`, or `metadata:<name>` (a field "
         "of the request's metadata).",
     )
+    implicit: ImplicitSettings = Field(default=ImplicitSettings())
 
     @model_validator(mode="after")
     def _accept_is_better(self) -> "RewardSettings":

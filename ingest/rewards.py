@@ -7,7 +7,8 @@ every manifest) and explains it. A turn's reward is the sum of its counted signa
   below it the model does better to abstain;
 - score, outcome: value × scale;
 - edit: from `reject` (nothing kept) to `accept` (all kept), in proportion;
-- comment: none.
+- comment: none;
+- an implicit signal: its rule's number, where it has one (`ingest.implicit`).
 
 Silence is missing data: a turn without a counted signal has no reward at all, and enters no dataset. A reward
 for silence, of whatever size, would teach the model to cause it or to avoid it.
@@ -25,8 +26,9 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """What one signal did to one turn's reward.
 
     `status`: `counted`; `revised` (a later one of the same source took its place), `duplicate` (sent twice),
-    `unauthorised` (the sender's key did not make the turn), `late` (after the window), `worthless` (no number:
-    a comment, or an edit of an answer that is not known). `contribution` is 0 unless counted.
+    `unauthorised` (the sender's key did not make the turn), `late` (after the window), `worthless` (no number: a
+    comment, an edit of an answer that is not known, an implicit signal whose rule has none). `contribution` is 0 unless
+    counted.
     """
 
     feedback_id: str
@@ -40,8 +42,15 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def specification(rewards: RewardSettings) -> dict:
-    """The specification as it stands in a manifest."""
-    return rewards.model_dump(mode="json")
+    """The specification as it stands in a manifest; with the classifier's digest, where its word has a reward.
+
+    Raises `ClassifierError`."""
+    written = rewards.model_dump(mode="json")
+    if rewards.implicit.dissatisfied is not None:
+        from ingest.implicit import identify  # with DuckDB, see below
+
+        written["implicit"]["classifier_digest"] = identify(rewards.implicit).digest
+    return written
 
 
 def specification_digest(rewards: RewardSettings) -> str:

@@ -66,7 +66,11 @@ class LocalStages:
         before = run.waiting(Stage.LAND)
         same = before is not None and before["inputs"] == inputs
         since = before["since"] if before and same else cut_at
-        if before and same and before["cut_at"] > since + s.attribution.settle_seconds:
+        waits, told = s.attribution.settle_seconds, before["cut_at"] if before else 0.0
+        if before and s.rewards.implicit.worth():
+            # That nothing followed a turn is known once its window has passed, and the log is complete up to there.
+            waits, told = waits + s.attribution.window_seconds, min(told, before["watermark"])
+        if before and same and told > since + waits:
             # An earlier look at the same events found all of them settled. None can have become ready, and the join
             # reads the whole lake.
             return {**before, "landed": landed, "watermark": landed["watermark"]}

@@ -24,6 +24,19 @@ class Kind(StrEnum):
     """The model chose not to act, and the application showed nothing."""
 
 
+class ImplicitRule(StrEnum):
+    """Signals that everloop computes from the traffic itself; `ingest.implicit` says when each holds.
+
+    They are never sent and never on the log: their source, `implicit:<rule>`, is refused from callers.
+    """
+
+    REGENERATED = "regenerated"
+    ABANDONED = "abandoned"
+    DISSATISFIED = "dissatisfied"
+    INVALID_TOOL_CALL = "invalid_tool_call"
+    TOOL_ERROR = "tool_error"
+
+
 class Feedback(msgspec.Struct, frozen=True, kw_only=True, tag="feedback", omit_defaults=True):
     """One signal, append-only and idempotent by `(key_id, feedback_id)`.
 
@@ -41,7 +54,7 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True, tag="feedback", omit_d
     value: float | None = None
     text: str | None = None
     source: str = "user"
-    """`user`, `application`, `simulator`, or `implicit:<rule>`."""
+    """`user`, `application`, `simulator`, or `implicit:<rule>` where an application watched and guessed."""
     key_id: str
     subject: str = ""
     occurred_at: float

@@ -1,57 +1,13 @@
--- The windowed join. From `lake_turns`, `lake_feedback`, `lake_erasures` and `used` (turn_id, sample) to
--- `attributed`: every turn of one policy with exactly one state. It never asks in which order anything landed.
--- The rules are told in `ingest/attribution.py`.
-
--- The policy's turns, without their long columns.
-CREATE TEMP TABLE turn AS
-SELECT
-    turn_id, sample, key_id, subject, session_id, arm, started_at, finished_at, spool_id, sequence,
-    weight_versions,
-    coalesce(first_version(weight_versions), '') AS version,
-    trainable AND octet_length(output_ids) > 0 AS trainable,
-    octet_length(prompt_ids) > 0 AS has_prompt,
-    fingerprint(prompt_ids) AS prompt,
-    CASE
-        WHEN $segment_rule = 'key' THEN key_id
-        WHEN $segment_rule = 'none' THEN ''
-        ELSE coalesce(get_json_object(request, $segment_path), '')
-    END AS segment,
-    arm = 'evaluation'
-        OR finish IN ('abort', 'error', 'engine_lost')
-        OR coalesce(untrainable_reason, '') = 'opted out'
-        OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'subject' AND e.target_id = t.subject)
-        OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'session' AND e.target_id = t.session_id)
-        AS censored
-FROM lake_turns t
-WHERE policy = $policy AND finished_at <= $cut;
-
--- Turns whose prompt the same subject sent again, in the same session, soon after they had ended. Starts and
--- ends in one line of time: what a turn needs is the first start after its own end.
-CREATE TEMP TABLE retried AS
-WITH moment AS (
-    SELECT session_id, key_id, subject, prompt, turn_id, sample, started_at AS clock, 0 AS is_end
-    FROM turn WHERE has_prompt AND arm <> 'evaluation'
-    UNION ALL
-    SELECT session_id, key_id, subject, prompt, turn_id, sample, finished_at AS clock, 1 AS is_end
-    FROM turn WHERE has_prompt AND arm <> 'evaluation'
-),
-ahead AS (
-    SELECT
-        turn_id, sample, clock, is_end,
-        min(CASE WHEN is_end = 0 THEN clock END) OVER (
-            PARTITION BY session_id, key_id, subject, prompt ORDER BY clock, is_end
-            ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
-        ) AS next_start
-    FROM moment
-)
-SELECT turn_id, sample FROM ahead WHERE is_end = 1 AND next_start <= clock + $retry;
+-- The windowed join. From `turn`, `retried` and `implicit`, and `lake_turns`, `lake_feedback`, `lake_erasures` and `used`
+-- (turn_id, sample), to `attributed`: every turn of one policy with exactly one state. It never asks in which order
+-- anything landed. The rules are told in `ingest/attribution.py`.
 
 -- What users kept of an answer: 1 − edit distance / length of the longer text.
 CREATE TEMP TABLE kept AS
 WITH edit AS (
     SELECT
         f.spool_id, f.sequence,
-        left(coalesce(get_json_object(t.answer, '$.content'), get_json_object(t.answer, '$.text')), 2000) AS answer,
+        left(answer_text(t.dialect, t.answer), 2000) AS answer,
         left(f.text, 2000) AS text
     FROM lake_feedback f
     JOIN lake_turns t ON f.target_id = t.turn_id AND f.sample = t.sample
@@ -60,7 +16,7 @@ WITH edit AS (
 SELECT spool_id, sequence, max(1.0 - levenshtein(answer, text) / greatest(length(answer), length(text), 1)) AS share
 FROM edit WHERE answer IS NOT NULL GROUP BY spool_id, sequence;
 
--- Every signal beside every turn that it speaks of, and whether it counts.
+-- Every signal beside every turn that it speaks of, and whether it counts: what was sent, and what is implicit.
 CREATE TEMP TABLE signal AS
 WITH heard AS (
     SELECT
@@ -77,15 +33,23 @@ WITH heard AS (
 aimed AS (
     SELECT
         t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, h.target, h.kind,
-        h.source, h.value, h.share, h.occurred_at, h.received_at, h.spool_id, h.sequence, h.copy
+        h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at, h.received_at, h.spool_id, h.sequence,
+        h.copy
     FROM heard h JOIN turn t ON h.target_id = t.turn_id AND h.sample = t.sample
     WHERE h.target = 'turn'
     UNION ALL
     SELECT
         t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, h.target, h.kind,
-        h.source, h.value, h.share, h.occurred_at, h.received_at, h.spool_id, h.sequence, h.copy
+        h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at, h.received_at, h.spool_id, h.sequence,
+        h.copy
     FROM heard h JOIN turn t ON h.target_id = t.session_id
     WHERE h.target = 'session' AND t.started_at <= h.received_at
+    UNION ALL
+    SELECT
+        turn_id, sample, key_id, closes_at, feedback_id, key_id AS sender, 'turn' AS target, rule AS kind,
+        source, value, CAST(NULL AS DOUBLE) AS share, worth, occurred_at, received_at, '' AS spool_id, 0 AS sequence,
+        1 AS copy
+    FROM implicit
 ),
 valued AS (
     SELECT
@@ -98,6 +62,7 @@ valued AS (
             WHEN 'outcome' THEN $outcome_scale * value
             WHEN 'edit' THEN $reject + ($accept - $reject) * share
             WHEN 'abstain' THEN $abstain
+            ELSE worth
         END AS contribution
     FROM aimed
 ),

@@ -1,5 +1,6 @@
 -- What the join needs and DuckDB names otherwise: the names are Spark's, or ours where Spark has none.
--- Spark registers `fingerprint` (xxhash64) and `first_version` in the same way.
+-- Spark registers `fingerprint` (xxhash64), `first_version` and `from_end` (try_element_at) in the same way. What reads the
+-- wire formats is Python's (`ingest/implicit.py`): tool_calls, answer_text, read_tail.
 
 CREATE MACRO get_json_object(document, path) AS
     CASE WHEN json_valid(document) THEN json_extract_string(document, path) END;
@@ -9,3 +10,5 @@ CREATE MACRO explode(list) AS unnest(list);
 CREATE MACRO fingerprint(bytes) AS hash(bytes);
 
 CREATE MACRO first_version(spans) AS spans[1].version;
+
+CREATE MACRO from_end(list, place) AS list[-place];

@@ -22,6 +22,10 @@ def test_defaults_and_hashes() -> None:
     assert "anna" not in repr(signal)
 
 
+def test_an_application_may_say_what_it_guessed() -> None:
+    assert feedback(target="turn", id="x", kind="accept", source="implicit:copied").source == "implicit:copied"
+
+
 def test_an_idempotency_key_names_the_signal_and_is_not_shown() -> None:
     first = feedback(target="turn", id="x", kind="reject", idempotency_key="anna@example")
     assert (
@@ -52,6 +56,7 @@ def test_a_session_is_hashed_as_the_gateway_hashes_its_header() -> None:
         {"target": "turn", "id": "x", "kind": "edit"},
         {"target": "turn", "id": "x", "kind": "accept", "sample": -1},
         {"target": "turn", "id": "x", "kind": "accept", "source": "nobody"},
+        {"target": "turn", "id": "x", "kind": "accept", "source": "implicit:regenerated"},
         {"target": "turn", "id": "x", "kind": "accept", "surprise": 1},
         {"target": "turn", "id": 3, "kind": "accept"},
     ],

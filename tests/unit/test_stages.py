@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ingest.config import ImplicitSettings
 from ingest.contracts.rollout import RolloutState
 from pipelines.config import load
 from pipelines.control import Control
@@ -141,6 +142,29 @@ def test_a_lake_that_did_not_change_is_joined_again_only_until_all_is_settled(ru
     assert workers.called.count("attribute") == joined == 3
     workers.answers["land"] = LANDED | {"lake_versions": {"turns": 4}}
     assert look(300.0 + settle)["cut_at"] == 300.0 + settle
+
+
+def test_where_silence_is_worth_something_a_lake_is_joined_until_every_window_has_passed(
+    runs: Runs, tmp_path: Path
+) -> None:
+    made, workers, run = stages(runs, tmp_path, land=LANDED, attribute={"ready": 0, "counts": {}})
+    implicit = ImplicitSettings(abandoned=-0.5)
+    rewards = made._settings.rewards.model_copy(update={"implicit": implicit})
+    made._settings = made._settings.model_copy(update={"rewards": rewards})
+    quiet = made._settings.attribution.settle_seconds + made._settings.attribution.window_seconds
+
+    def look(at: float, watermark: float) -> int:
+        made._clock = lambda: at
+        workers.answers["land"] = LANDED | {"watermark": watermark}
+        taken_up = runs.get(run.run_id)
+        runs.begin(run.run_id, Stage.LAND)
+        runs.end(run.run_id, Stage.LAND, StageState.WAITING, made.land(taken_up))
+        return workers.called.count("attribute")
+
+    assert look(100.0, 99.0) == 1
+    assert look(101.0 + quiet, 50.0) == 2  # the log is behind
+    assert look(102.0 + quiet, 101.0 + quiet) == 3
+    assert look(103.0 + quiet, 102.0 + quiet) == 3
 
 
 def test_a_gate_that_fails_ends_the_run_with_its_checks(runs: Runs, tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+-- The policy's turns, without their long columns; and which of them were asked again. The rules are told in
+-- `ingest/attribution.py`.
+
+CREATE TEMP TABLE turn AS
+WITH known AS (
+    SELECT
+        *,
+        arm = 'evaluation'
+            OR coalesce(untrainable_reason, '') = 'opted out'
+            OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'subject' AND e.target_id = t.subject)
+            OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'session' AND e.target_id = t.session_id)
+            AS unread,
+        finish IN ('abort', 'error', 'engine_lost') AS cut_short
+    FROM lake_turns t
+    WHERE policy = $policy AND finished_at <= $cut
+)
+SELECT
+    turn_id, sample, key_id, subject, session_id, arm, finish, started_at, finished_at, spool_id, sequence,
+    weight_versions,
+    coalesce(first_version(weight_versions), '') AS version,
+    trainable AND octet_length(output_ids) > 0 AS trainable,
+    octet_length(prompt_ids) > 0 AS has_prompt,
+    fingerprint(prompt_ids) AS prompt,
+    CASE WHEN answer <> '' THEN from_end(prefix_hashes, 1) END AS said,
+    CASE
+        WHEN $segment_rule = 'key' THEN key_id
+        WHEN $segment_rule = 'none' THEN ''
+        ELSE coalesce(get_json_object(request, $segment_path), '')
+    END AS segment,
+    unread,
+    unread OR cut_short AS censored,
+    -- Only what may hold a call is parsed.
+    CASE
+        WHEN NOT unread AND NOT cut_short AND (contains(answer, '"tool') OR contains(answer, '_call"'))
+            THEN tool_calls(dialect, request, answer)
+    END AS calls
+FROM known;
+
+-- Turns whose prompt the same subject sent again, in the same session, soon after they had ended: when that began, and
+-- when it was answered. Starts and ends in one line of time; the frame begins a microsecond after an end.
+CREATE TEMP TABLE retried AS
+WITH moment AS (
+    SELECT session_id, key_id, subject, prompt, turn_id, sample, started_at AS clock, finished_at, 0 AS is_end
+    FROM turn WHERE has_prompt AND arm <> 'evaluation'
+    UNION ALL
+    SELECT session_id, key_id, subject, prompt, turn_id, sample, finished_at AS clock, finished_at, 1 AS is_end
+    FROM turn WHERE has_prompt AND arm <> 'evaluation'
+),
+ahead AS (
+    SELECT
+        turn_id, sample, is_end,
+        min(CASE WHEN is_end = 0 THEN clock END) OVER soon AS began_at,
+        min(CASE WHEN is_end = 0 THEN finished_at END) OVER soon AS answered_at
+    FROM moment
+    WINDOW soon AS (
+        PARTITION BY session_id, key_id, subject, prompt ORDER BY clock
+        RANGE BETWEEN 1e-6 FOLLOWING AND $retry FOLLOWING
+    )
+)
+SELECT turn_id, sample, began_at, answered_at FROM ahead WHERE is_end = 1 AND began_at IS NOT NULL;
