@@ -232,6 +232,22 @@ def test_signals_become_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dialect", "answer"),
+    [
+        ("completions", '{"role":"assistant","content":"abcd"}'),
+        ("messages", '{"content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"abcd"}]}'),
+        ("responses", '{"output":[{"type":"message","content":[{"type":"output_text","text":"abcd"}]}]}'),
+    ],
+)
+def test_an_edit_is_measured_against_the_answers_text_in_every_format(
+    tmp_path: Path, dialect: str, answer: str
+) -> None:
+    land(tmp_path, "turns", turn("a", dialect=dialect, answer=answer))
+    land(tmp_path, "feedback", feedback("a", "edit", text="abxy"))
+    assert states(tmp_path)["a"][2] == 0.25
+
+
+@pytest.mark.parametrize(
     ("rule", "segment"), [("key", "k"), ("none", ""), ("metadata:kind", "howto"), ("metadata:absent", "")]
 )
 def test_the_segment_follows_its_rule(tmp_path: Path, rule: str, segment: str) -> None:

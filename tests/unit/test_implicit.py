@@ -18,8 +18,10 @@ from ingest.formats import Result
 from ingest.implicit import ClassifierError, identify, is_error
 from ingest.lake import SCHEMAS
 from ingest.rewards import explain, specification
+from serving.gateway.dialects import DIALECTS
 from serving.gateway.sessions import Conversation
 from tests.lakes import feedback, land, turn
+from tests.unit.test_formats import ANSWERS, REQUESTS
 
 RULES = AttributionSettings(window_seconds=60, retry_seconds=30)
 TOOLS = [
@@ -233,6 +235,28 @@ def test_a_tools_error_is_its_callers(tmp_path: Path) -> None:
     assert signals(tmp_path) == {("asked", "tool_error"): ("worthless", 106)}
 
 
+@pytest.mark.parametrize("dialect", ANSWERS)
+def test_every_format_is_linked_and_read(tmp_path: Path, dialect: str) -> None:
+    """As its own part of the gateway reads the conversation, and as it is recorded."""
+    (speaks,) = [d for d in DIALECTS.values() if d.name == dialect]
+    opening = {"input" if dialect == "responses" else "messages": [user("Rome?")], "tools": REQUESTS[dialect]["tools"]}
+    follower = json.loads(json.dumps(REQUESTS[dialect]).replace("And in Oslo?", "That's wrong."))
+    rows = []
+    for at, body, answer in ((100, opening, ANSWERS[dialect]), (110, follower, None)):
+        messages = speaks.heard(json.loads(json.dumps(body)), ())
+        said = None if answer is None else speaks.said(json.loads(json.dumps(answer)))
+        session, hashes = Conversation(b"secret", "k", messages).close(said)
+        row = turn(
+            f"at {at}", dialect=dialect, session_id=session, prefix_hashes=hashes, started_at=at, finished_at=at + 1.0
+        )
+        rows.append(row | {"request": json.dumps(body), "answer": "" if answer is None else json.dumps(answer)})
+    land(tmp_path, "turns", *rows)
+    assert set(signals(tmp_path)) == {("at 100", "dissatisfied"), ("at 100", "tool_error")}
+    broken = rows[0]["answer"].replace("city", "town"), rows[0]["answer"].replace("weather", "whether")
+    land(tmp_path, "turns", *(rows[0] | {"turn_id": f"broken {n}", "answer": a} for n, a in enumerate(broken)))
+    assert {name for name, rule in signals(tmp_path) if rule == "invalid_tool_call"} == {"broken 1"}
+
+
 @pytest.mark.parametrize(
     ("text", "failed", "error"),
     [
@@ -391,7 +415,7 @@ def found(turns: list[dict], rules: AttributionSettings, cut: float, watermark: 
     return {row[:2]: row[2:] for row in rows} | {(turn_id,): (state,) for turn_id, state in kept}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     turns=histories(),
     rules=st.builds(
@@ -467,7 +491,7 @@ def slowly(turns: list[dict], rules: AttributionSettings, cut: float, watermark:
     return {pair for pair in out if not pair[1].startswith("followed")}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     turns=histories(),
     rules=st.builds(
