@@ -12,7 +12,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"serving", "ingest", "trainer", "evaluation", "promotion", "pipelines"}
-HEAVY = {"torch", "vllm", "pandas", "mlflow", "deepspeed", "transformers", "great_expectations", "sqlalchemy", "duckdb"}
+HEAVY = {
+    "torch",
+    "vllm",
+    "pandas",
+    "mlflow",
+    "deepspeed",
+    "transformers",
+    "great_expectations",
+    "sqlalchemy",
+    "duckdb",
+    "opentelemetry_sdk",
+    "grpcio",
+}
 
 
 def run(*command: str) -> str:

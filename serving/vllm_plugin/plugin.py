@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ingest.contracts.fleet import Version
 from serving.fleet.swap import SEQUENCE_TOKENS, TEXTS
 from serving.vllm_plugin import routes
+from serving.vllm_plugin.border import Border
 from serving.vllm_plugin.middleware import Shared, TapMiddleware
 from serving.vllm_plugin.tap import Tap
 from serving.vllm_plugin.weights import Weights
@@ -47,6 +48,7 @@ class Plugin:
         """Routes and middleware."""
         routes.attach(app, self._shared, self._require_weights)
         app.add_middleware(TapMiddleware, shared=self._shared)
+        app.add_middleware(Border, shared=self._shared)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Puts the tap between vLLM's serving objects and the engine, and names the version that serves."""

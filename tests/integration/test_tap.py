@@ -4,12 +4,13 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
 from ingest.contracts.arrays import unpack_ids, unpack_logprobs
 from ingest.contracts.tap import TapRecord, decode_tap
-from tests.engines import Answer, Engine
+from tests.engines import POLICY, TOKEN, Answer, Engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.integration]
 
@@ -163,6 +164,20 @@ async def test_records_and_routes_need_the_token(tied_engine: Engine) -> None:
         status, data = await tied_engine.plugin(method, path, {}, token="wrong")
         assert status == 401, (path, data)
         assert "token" in json.loads(data)["error"]
+
+
+async def test_vllms_unguarded_routes_are_closed_to_callers_without_the_token(tied_engine: Engine) -> None:
+    """vLLM's API key guards some prefixes only: /invocations is a whole completion."""
+    body = {"model": POLICY, **body_of(CHAT)}
+    async with aiohttp.ClientSession(tied_engine.url) as session:
+        for path in ("/invocations", "/tokenize", "/detokenize", "/v1/chat/completions"):
+            async with session.post(path, json=body) as response:
+                assert response.status == 401, path
+        for path, status in (("/health", 200), ("/version", 200), ("/openapi.json", 401)):
+            async with session.get(path) as response:
+                assert response.status == status, path
+        async with session.post("/invocations", json=body, headers={"authorization": f"Bearer {TOKEN}"}) as response:
+            assert response.status == 200
 
 
 async def until_in_flight(engine: Engine) -> None:
