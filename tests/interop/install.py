@@ -40,7 +40,7 @@ def node() -> Path:
 
 
 def node_modules() -> Path:
-    """The folder of the harnesses on npm: Claude Code, Codex and Pi."""
+    """The folder of what comes from npm: Claude Code, Codex, Pi, and the official clients."""
     tool = node()
     locks = [LOCKS / "npm" / name for name in ("package.json", "package-lock.json")]
     with _part("npm", *locks) as folder:
