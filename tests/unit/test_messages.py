@@ -97,6 +97,11 @@ def test_thinking_leaves_room_for_an_answer_within_the_context() -> None:
     assert kept["output_config"] == {"format": {"type": "json_schema"}}
 
 
+def test_samples_are_not_asked_for_in_a_format_that_gives_one() -> None:
+    ask = read([HELLO], n=3)
+    assert (ask.samples, ask.dropped) == (1, ["n"])
+
+
 def test_media_by_url_is_refused_unless_its_host_is_allowed() -> None:
     def image(url: str) -> dict:
         return {"type": "image", "source": {"type": "url", "url": url}}

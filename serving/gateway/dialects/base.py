@@ -114,7 +114,7 @@ class Dialect(ABC):
         if expect(body, "use_beam_search", bool, False):
             raise BadRequest("A beam search samples no turn that could be recorded.", param="use_beam_search")
         prompts = self.prompts(body)
-        samples = expect(body, "n", int, 1) * prompts
+        samples = prompts * (expect(body, "n", int, 1) if "n" in self.sent else 1)
         if samples < 1 or samples > max_samples:
             raise BadRequest(f"`n` (times prompts) must be between 1 and {max_samples}.", param="n")
         for name in self.limits:
