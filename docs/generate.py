@@ -1,8 +1,8 @@
 """The pages that are made from the code, so that they cannot fall behind it.
 
 `python -m docs.generate` writes them; a test compares them with what stands in the folder. They are the
-configuration reference, the JSON Schemas of what is logged and kept, and the pictures of the state machines,
-drawn from the tables of transitions that the code obeys.
+configuration reference, the gateway's OpenAPI document, the JSON Schemas of what is logged and kept, and the pictures
+of the state machines, drawn from the tables of transitions that the code obeys.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,7 @@ from ingest.contracts.verdict import Verdict
 from pipelines.config import Config
 from pipelines.config.reference import render
 from pipelines.records import RUN_TRANSITIONS, STAGE_TRANSITIONS
+from serving.gateway.openapi import document
 
 DOCS = Path(__file__).resolve().parent
 SCHEMAS = (Turn, Feedback, Erasure, DatasetManifest, CheckpointManifest, Verdict)
@@ -55,10 +56,15 @@ def states() -> str:
 def pages() -> dict[Path, str]:
     """Every generated page: its path and its text."""
     made = {DOCS / "configuration.md": render(Config), DOCS / "states.md": states()}
+    made[DOCS / "openapi.json"] = indented(document())
     for kind in SCHEMAS:
-        schema = msgspec.json.format(msgspec.json.encode(msgspec.json.schema(kind)), indent=2).decode() + "\n"
-        made[DOCS / "schemas" / f"{kind.__name__.lower()}.json"] = schema
+        made[DOCS / "schemas" / f"{kind.__name__.lower()}.json"] = indented(msgspec.json.schema(kind))
     return made
+
+
+def indented(value: dict) -> str:
+    """JSON for people."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
 def main() -> None:

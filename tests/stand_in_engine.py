@@ -114,12 +114,17 @@ class StandIn:
             return _error(400, "scripted refusal")
         if body.get("model") != self.model:
             return _error(404, "no such model")
-        limit = form.limit(body)
-        if limit and limit > self.max_len:
-            return _error(400, "max_tokens is above the context length")
         request_id = http.headers.get("x-request-id") or uuid.uuid4().hex
+        try:
+            limit = form.limit(body)
+            if limit and limit > self.max_len:
+                return _error(400, "max_tokens is above the context length")
+            if not all(isinstance(body.get(name), int | float | None) for name in SAMPLING):
+                return _error(400, "sampling takes numbers")
+            call = _Call(form, request_id, body, self._step(form, body), limit or self.max_len, self.length)
+        except (TypeError, KeyError, AttributeError) as error:
+            return _error(400, f"This request cannot be read: {error}")
         stopped = self.running[request_id] = asyncio.Event()
-        call = _Call(form, request_id, body, self._step(form, body), limit or self.max_len, self.length)
         try:
             if body.get("stream"):
                 return await self._stream(http, call, fault, stopped)

@@ -15,7 +15,7 @@ from ingest.contracts.fleet import Role
 from ingest.contracts.ids import new_id
 from ingest.spool import Spool
 from serving.config import GatewaySettings
-from serving.gateway import counting
+from serving.gateway import counting, openapi
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.dialects.base import Dialect
 from serving.gateway.engine_client import EngineClient
@@ -31,8 +31,10 @@ from serving.logs import described
 logger = logging.getLogger(__name__)
 _PLAIN, _ANTHROPIC = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/messages"]
 """Whose errors paths without a dialect of their own answer with; Anthropic's to those who name its version."""
-_GET = frozenset({"/health", "/v1/models"})
+_GET = frozenset({"/health", "/v1/models", openapi.PATH})
 _POST = frozenset({*DIALECTS, counting.PATH, "/v1/feedback", "/v1/feedback/batch"})
+_MODEL = "/v1/models/"
+_DOCUMENT = msgspec.json.encode(openapi.document())
 
 
 class App:
@@ -94,7 +96,7 @@ class App:
             return
         exchange = Exchange(scope, receive, send)
         path, method = scope["path"], scope["method"]
-        of_anthropic = path.startswith(_ANTHROPIC.path) or exchange.header(b"anthropic-version") is not None
+        of_anthropic = path.startswith(_ANTHROPIC.path) or exchange.has(b"anthropic-version")
         dialect = DIALECTS.get(path) or (_ANTHROPIC if of_anthropic else _PLAIN)
         exchange.id_header = dialect.request_id_header
         try:
@@ -117,14 +119,22 @@ class App:
             await counting.count_tokens(self.gateway, exchange, dialect)
         elif method == "POST" and path in _POST:
             await take_feedback(self.gateway, exchange, batch=path.endswith("/batch"))
-        elif method in ("GET", "HEAD") and path == "/health":
-            await exchange.answer(200, b'{"status":"ok"}')
-        elif method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
-            await self._models(exchange, dialect, path.removeprefix("/v1/models").strip("/"))
-        elif path in _POST or path in _GET:
-            raise MethodNotAllowed(f"{path} does not take {method if method.isalpha() else 'this method'}.")
+        elif method in ("GET", "HEAD") and (path in _GET or path.startswith(_MODEL)):
+            await self._tell(exchange, dialect, path)
+        elif path in _POST or path in _GET or path.startswith(_MODEL):
+            allowed = "POST" if path in _POST else "GET, HEAD"
+            raise MethodNotAllowed(f"This path does not take this method, but: {allowed}.", allowed)
         else:
             raise NotFound("There is nothing at this path: the API starts at /v1.")
+
+    async def _tell(self, exchange: Exchange, dialect: Dialect, path: str) -> None:
+        exchange.request_id = new_id("req")
+        if path == "/health":
+            await exchange.answer(200, b'{"status":"ok"}')
+        elif path == openapi.PATH:
+            await exchange.answer(200, _DOCUMENT)
+        else:
+            await self._models(exchange, dialect, path.removeprefix("/v1/models").removeprefix("/"))
 
     async def _models(self, exchange: Exchange, dialect: Dialect, name: str) -> None:
         self.gateway.authenticate(exchange, *Role)

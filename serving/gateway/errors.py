@@ -51,6 +51,10 @@ class MethodNotAllowed(GatewayError):
 
     status, code, kind = 405, "method_not_allowed", "invalid_request_error"
 
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
 
 class BodyTimeout(GatewayError):
     """The client did not send its body in time."""

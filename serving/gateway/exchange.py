@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-from serving.gateway.errors import BodyTimeout, GatewayError, TooLarge
+from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, MethodNotAllowed, TooLarge
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -30,8 +30,8 @@ class Exchange:
     """A request, and the response to it."""
 
     __slots__ = (
-        *("_headers", "_receive", "_send", "id_header", "left", "request_id", "scope", "sending", "started"),
-        "status",
+        *("_headers", "_receive", "_repeated", "_send", "id_header", "left", "request_id", "scope", "sending"),
+        *("started", "status"),
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,6 +39,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._repeated = len(self._headers) < len(scope["headers"])
         self.request_id = ""
         self.id_header = b"x-request-id"
         """Where else the caller's format looks for the request's id."""
@@ -49,10 +50,18 @@ class Exchange:
         self.sending = False
         """Whether `send` waits, or was cancelled while it waited, for the client to read."""
 
+    def has(self, name: bytes) -> bool:
+        """Whether there is a request header of this lower-case name."""
+        return name in self._headers
+
     def header(self, name: bytes) -> str | None:
-        """A request header by its lower-case name; of duplicates, the last."""
+        """A request header by its lower-case name. Raises `BadRequest` where it came twice: who reads which is open."""
         value = self._headers.get(name)
-        return None if value is None else value.decode("latin-1")
+        if value is None:
+            return None
+        if self._repeated and [sent for sent, _ in self.scope["headers"]].count(name) > 1:
+            raise BadRequest(f"The header {name.decode()} came twice: send it once.")
+        return value.decode("latin-1")
 
     async def read_body(self, limit: int, seconds: float) -> bytes:
         """The whole body. Raises `TooLarge`, `BodyTimeout`, `ClientLeft`."""
@@ -106,7 +115,6 @@ class Exchange:
 
     async def start(self, status: int, content_type: bytes, headers: Headers = [], length: int | None = None) -> None:  # noqa: B006
         """Sends status and headers; without a `length` the body comes in chunks."""
-        self.started = True
         self.status = status
         fields = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode()), *headers]
         if self.id_header != b"x-request-id":
@@ -114,6 +122,7 @@ class Exchange:
         if length is not None:
             fields.append((b"content-length", str(length).encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
+        self.started = True
 
     async def send(self, data: bytes) -> None:
         """Sends part of a body."""
@@ -138,6 +147,8 @@ class Exchange:
         headers: Headers = []
         if error.retry_after is not None:
             headers.append((b"retry-after", str(error.retry_after).encode()))
+        if isinstance(error, MethodNotAllowed):
+            headers.append((b"allow", error.allowed.encode()))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         await self.answer(error.status, body, headers)

@@ -12,8 +12,10 @@ The sources of the signals that everloop computes itself are refused: what bears
 
 import re
 import time
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ingest.contracts.errors import ContractError
 from ingest.contracts.feedback import Feedback, ImplicitRule, Kind
@@ -34,13 +36,13 @@ _SOURCE = re.compile(r"user|application|simulator|implicit:[a-z0-9_.-]{1,64}")
 class Item(msgspec.Struct, forbid_unknown_fields=True):
     """One signal as a caller sends it."""
 
-    target: str
-    id: str
+    target: Literal["turn", "session"]
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
     kind: Kind
-    sample: int = 0
+    sample: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     value: float | None = None
     text: str | None = None
-    source: str = "user"
+    source: Annotated[str, Meta(extra_json_schema={"pattern": f"^({_SOURCE.pattern})$"})] = "user"
     idempotency_key: str | None = None
     occurred_at: float | None = None
     user: str | None = None
@@ -48,10 +50,6 @@ class Item(msgspec.Struct, forbid_unknown_fields=True):
 
 def feedback_of(item: Item, key: Key, secret: bytes, now: float) -> Feedback:
     """The event for `item`, sent with `key`. Raises `BadRequest` with what is missing or out of range."""
-    if not item.id or len(item.id) > 256:
-        raise BadRequest("`id` must have 1 to 256 characters.", param="id")
-    if not 0 <= item.sample < 1 << 31:
-        raise BadRequest("`sample` must not be negative.", param="sample")
     if not _SOURCE.fullmatch(item.source):
         raise BadRequest("`source` must be user, application, simulator or implicit:<rule>.", param="source")
     if item.source in _COMPUTED:

@@ -18,6 +18,8 @@ ARMS = {"champion": "serve", "evaluation": "evaluation"}
 """Arms that a caller may name, and the role of the engines that answer them."""
 MOST_NAMED = 20
 """How many names of what an engine did not get are told to the caller."""
+_CONTROLS = bytes((*range(32), 127))
+"""What no header may hold."""
 
 
 class Progress:
@@ -138,4 +140,4 @@ def _field(name: bytes, value: str) -> bytes:
 def _listed(names: list[str]) -> bytes:
     """The names for a header, the first few of many."""
     more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return (", ".join(names[:MOST_NAMED]) + more).encode("ascii", "replace").translate(None, b"\r\n\0")[:1000]
+    return (", ".join(names[:MOST_NAMED]) + more).encode("ascii", "replace").translate(None, _CONTROLS)[:1000]
