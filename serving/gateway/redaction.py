@@ -2,7 +2,8 @@
 
 The answer that the caller gets is never touched. A turn in whose texts something was found keeps them redacted, and
 loses its ids, logprobs and spans, for ids decode to the text; it is not trainable. So does a turn whose ids may say
-what no text here shows: an answer that could not be read, reasoning that the request hides, a prompt given as ids.
+what no text here shows: an answer that ended early or could not be read, reasoning that the request hides, a prompt
+given as ids.
 
 It fails closed: what cannot be redacted (the function raises or takes too long, too many near misses) is recorded
 without any text. Work is done in threads of its own, so that a slow function holds no other turn up; RE2 lets go of
@@ -18,7 +19,7 @@ import msgspec
 
 from ingest.contracts.feedback import Feedback
 from ingest.contracts.fleet import Policy, Redaction
-from ingest.contracts.turn import Turn
+from ingest.contracts.turn import Finish, Turn
 from serving.gateway.errors import CaptureFailed
 from serving.redaction import RedactionError, Redactor
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 REDACTED = "redacted"
 FAILED = "redaction failed"
 _THREADS = 2
+_UNFINISHED = frozenset({Finish.ABORT, Finish.ERROR, Finish.ENGINE_LOST})
+"""Not trainable anyway; their last tokens may not have reached the text."""
 _replace = msgspec.structs.replace
 
 
@@ -93,7 +96,7 @@ def redacted(turn: Turn, redactor: Redactor, requests: dict[str, tuple[str, bool
         requests[turn.request] = _request(turn.request, redactor)
     request, hides = requests[turn.request]
     answer = redactor.json(turn.answer)
-    unread = hides or (turn.output_ids and not turn.answer)
+    unread = hides or turn.finish in _UNFINISHED or (turn.output_ids and not turn.answer)
     if request == turn.request and answer == turn.answer and not unread:
         return turn
     return _stripped(turn, REDACTED, request=request, answer=answer)

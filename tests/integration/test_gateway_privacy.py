@@ -68,6 +68,25 @@ def test_what_a_policy_redacts_reaches_the_engine_and_never_the_log(stack: Stack
     assert turn.trainable
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": f"I am {ADDRESS}"}),
+        ("/v1/responses", {"input": f"I am {ADDRESS}"}),
+        ("/v1/messages", {"max_tokens": 8, "messages": [{"role": "user", "content": f"I am {ADDRESS}"}]}),
+    ],
+)
+def test_every_format_is_redacted(stack: Stack, path: str, body: dict) -> None:
+    redact(stack, REDACTION)
+    headers = {"authorization": f"Bearer {stack.shared_key}"}
+    answer = httpx.post(stack.gateway_url + path, json={"model": "policy", **body}, headers=headers, timeout=60)
+    (turn,) = stack.turns(turn_id(answer))
+    assert f"I am {PLACEHOLDER}" in turn.request
+    assert (turn.output_ids, turn.untrainable_reason) == (b"", "redacted")
+    assert turn.answer
+    redact(stack, None)
+
+
 def test_feedback_is_redacted_too(stack: Stack) -> None:
     redact(stack, REDACTION)
     headers = {"authorization": f"Bearer {stack.shared_key}"}

@@ -166,6 +166,7 @@ def test_a_turn_with_a_find_loses_what_decodes_to_it(found: Turn) -> None:
     "unread",
     [
         turn(answer=""),
+        turn(finish=Finish.ABORT),
         turn({"prompt": [1, 2, 3]}),
         turn({"prompt": [[1, 2], [3]]}),
         turn({"messages": [], "include_reasoning": False}),
