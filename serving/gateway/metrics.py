@@ -30,9 +30,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self._made = Counter(
-            "everloop_captures_total", "Turns committed to the spool.", labels, registry=self.registry
-        )
+        self._made = Counter("everloop_captures_total", "Turns committed to the spool.", labels, registry=self.registry)
         self._lost = Counter(
             "everloop_captures_lost_total",
             "Turns whose record or commit was lost; without a record the version is not known.",
