@@ -29,11 +29,13 @@ demo: setup  ## three cycles of the loop on SmolLM2-135M, about 14 minutes on tw
 	@$(BIN)/everloop demo
 
 test: setup lint types wheel  ## what CI runs
-	@$(BIN)/python -m pytest tests/unit tests/test_architecture.py tests/integration
+	@$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
+	@$(BIN)/python -m pytest tests/integration
+	@$(BIN)/python -m pytest tests/interop
 	@$(BIN)/python -m pytest tests/e2e
 
 unit: setup  ## the tests that need no process
-	@$(BIN)/python -m pytest tests/unit tests/test_architecture.py
+	@$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
 
 lint: setup  ## ruff
 	@$(BIN)/ruff check .

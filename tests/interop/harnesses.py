@@ -93,10 +93,10 @@ wire_api = "responses"
     return Launch(command, {"CODEX_HOME": str(home), "EVERLOOP_KEY": place.key})
 
 
-def pi_on(api: str) -> Callable[[Place, str], Launch]:
+def pi(api: str) -> Callable[[Place, str], Launch]:
     """Pi on `openai-completions`, `openai-responses` or `anthropic-messages`."""
 
-    def pi(place: Place, prompt: str) -> Launch:
+    def on(place: Place, prompt: str) -> Launch:
         home = place.home / ".pi"
         home.mkdir()
         base = place.url if api == "anthropic-messages" else f"{place.url}/v1"
@@ -108,7 +108,7 @@ def pi_on(api: str) -> Callable[[Place, str], Launch]:
             [*command, "-p", prompt], {"PI_CODING_AGENT_DIR": str(home), "PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
         )
 
-    return pi
+    return on
 
 
 def hermes(place: Place, prompt: str) -> Launch:

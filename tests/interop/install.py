@@ -1,6 +1,6 @@
 """Installs the harnesses that the interop tests run, from their registries, pinned by the files in `locks/`.
 
-    python -m tests.interop.install      all of them, about a minute where the clients' caches are warm
+    python -m tests.interop.install      all of them, under a minute where the clients' caches are warm
 
 Each part has a folder of its own in `.cache/harnesses/`, made once: it is complete when its `.complete` names the
 digest of its lock files, and made anew otherwise. The machine gives Python 3.11, Java and Maven; Node comes from PyPI
@@ -59,7 +59,7 @@ def hermes() -> Path:
         if folder is not None:
             _run(UV, "venv", "--python", sys.executable, folder / "venv")
             python = folder / "venv" / "bin" / "python"
-            _run(UV, "pip", "sync", "--compile-bytecode", "--python", python, "--require-hashes", LOCKS / "hermes.lock")
+            _run(UV, "pip", "sync", "--python", python, "--require-hashes", LOCKS / "hermes.lock")
     return HOME / "hermes" / "venv"
 
 
@@ -67,14 +67,15 @@ def openhands() -> tuple[Path, dict[str, str]]:
     """The Python that has OpenHands, and the environment variables that it needs to find its own libraries."""
     home = HOME / "openhands" / "org" / "bytedeco" / "cpython" / "linux-x86_64"
     python, environment = home / "bin" / "python3.14", {"LD_LIBRARY_PATH": str(home), "PYTHONHOME": str(home)}
-    with _part("openhands", LOCKS / "openhands.lock", LOCKS / "openhands" / "pom.xml") as folder:
+    pom = LOCKS / "openhands" / "pom.xml"
+    with _part("openhands", LOCKS / "openhands.lock", pom) as folder:
         if folder is not None:
-            pom = LOCKS / "openhands" / "pom.xml"
-            _run("mvn", "-q", "-B", "-f", pom, "dependency:unpack-dependencies", f"-Deverloop.python={folder}")
+            shutil.copy(pom, folder)
+            _run("mvn", "-q", "-B", "dependency:unpack-dependencies", cwd=folder)
             python.chmod(0o755)
             here = ("--python", python, "--system", "--break-system-packages")
             lock = ("--require-hashes", LOCKS / "openhands.lock")
-            _run(UV, "pip", "sync", "--compile-bytecode", *here, *lock, environment=environment)
+            _run(UV, "pip", "sync", *here, *lock, environment=environment)
     return python, environment
 
 

@@ -1,12 +1,13 @@
 """An agent of OpenHands with its built-in tools: `openhands_agent.py BASE_URL MODEL PROMPT`, the key in EVERLOOP_KEY.
 
-Runs in OpenHands' own Python, not in this project's.
+Prints its last words. Runs in OpenHands' own Python, not in this project's.
 """
 
 import os
 import sys
 
 from openhands.sdk import LLM, Agent, Conversation
+from openhands.sdk.conversation.response_utils import get_agent_final_response
 from pydantic import SecretStr
 
 base_url, model, prompt = sys.argv[1:]
@@ -14,4 +15,4 @@ llm = LLM(model=f"openai/{model}", base_url=base_url, api_key=SecretStr(os.envir
 conversation = Conversation(agent=Agent(llm=llm), workspace=os.getcwd(), visualizer=None)
 conversation.send_message(prompt)
 conversation.run()
-print(conversation.state.execution_status)
+print(get_agent_final_response(conversation.state.events))
