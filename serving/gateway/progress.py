@@ -53,6 +53,7 @@ class Progress:
         if dialect.engine_prefix != dialect.id_prefix:
             engines_id = dialect.engine_prefix + self.request_id
             self._renames.append((_field(b"id", engines_id), _field(b"id", caller.turn_id)))
+        self._told = 0
         self._aborting: asyncio.Task[None] | None = None
 
     @property
@@ -71,6 +72,11 @@ class Progress:
             salt=keyed_hash(self._gateway.secret, "cache", self.caller.key.key_id),
             pinned=self.policy.sampling,
         )
+
+    def dropped(self) -> int:
+        """How many names of what an engine does not get came since this was asked last."""
+        told, self._told = self._told, len(self.ask.dropped)
+        return self._told - told
 
     def caller_left(self) -> None:
         """Step 6: nobody reads the answer any more, so the engine is told to end it; its record still comes."""

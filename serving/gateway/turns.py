@@ -81,6 +81,7 @@ async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer 
         turn.engine = engine
         with gateway.carrying(engine):
             answer = await ask(gateway, turn)
+            gateway.metrics.dropped(turn.dialect.name, turn.dropped())
             if turn.left or (answer is not None and not answer.refused):
                 try:
                     yield answer
@@ -118,7 +119,6 @@ async def ask(gateway: Gateway, turn: Progress) -> EngineAnswer | None:
 async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, exchange: Exchange) -> Ending:
     """Step 4: reads the answer to its end, whatever the caller does, and passes on all but what ends it."""
     ending = Ending(engine=turn.engine)
-    gateway.metrics.dropped(turn.dialect.name, len(turn.ask.dropped))
     if answer is not None:
         ending.status = turn.status = answer.status
         try:
