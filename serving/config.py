@@ -43,7 +43,9 @@ class GatewaySettings(_Settings):
     max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request body; above it: 413.")
     max_samples: int = Field(16, ge=1, description="Largest number of samples of one request (n, times prompts).")
     max_in_flight: int = Field(2048, ge=1, description="Turns in progress per worker; above it: 503.")
-    body_seconds: float = Field(30.0, gt=0, description="How long a client may take to send its body.")
+    body_seconds: float = Field(
+        30.0, gt=0, description="How long a client may take to send the head of a request, and then its body."
+    )
     send_seconds: float = Field(
         30.0, gt=0, description="A client that reads nothing of its answer for so long is taken for gone."
     )

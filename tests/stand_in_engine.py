@@ -11,9 +11,10 @@ The next requests meet one fault each. A conversation in which a user says a scr
 one after another, then the last one again: `{"text": …}` or `{"tool": name, "arguments": {…}}`. Of several words the
 first to be said counts. In a step, `<<regular expression>>` stands for what its group last matched in the request.
 
-Faults: `error500`, `error400`, `drop` (closes before the first byte), `cut` (closes in mid-answer), `die_before` and
-`die_mid` (the process ends), `no_record`, `damaged_record`, `error_event`, `hold` (stops after the first token until
-aborted), `flood` (the same after 200 tokens of 64 KiB), `deaf` (as `hold`, and then goes on to its end).
+Faults: `error500`, `error400`, `too_long` (the prompt), `drop` (closes before the first byte), `cut` (closes in
+mid-answer), `die_before` and `die_mid` (the process ends), `no_record`, `damaged_record`, `error_event`, `hold` (stops
+after the first token until aborted), `flood` (the same after 200 tokens of 64 KiB), `deaf` (as `hold`, and then goes on
+to its end).
 
 With `--control` it posts heartbeats as an engine of the policy `--model`.
 """
@@ -112,6 +113,8 @@ class StandIn:
             return _error(500, "scripted")
         if fault == "error400":
             return _error(400, "scripted refusal")
+        if fault == "too_long":
+            return _error(400, f"This model's maximum context length is {self.max_len} tokens. The request has more.")
         if body.get("model") != self.model:
             return _error(404, "no such model")
         request_id = http.headers.get("x-request-id") or uuid.uuid4().hex

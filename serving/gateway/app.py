@@ -16,7 +16,7 @@ from ingest.contracts.ids import new_id
 from ingest.spool import Spool
 from serving.config import GatewaySettings
 from serving.gateway import counting, openapi
-from serving.gateway.dialects import DIALECTS
+from serving.gateway.dialects import DIALECTS, answering
 from serving.gateway.dialects.base import Dialect
 from serving.gateway.engine_client import EngineClient
 from serving.gateway.errors import GatewayError, MethodNotAllowed, NotFound
@@ -29,8 +29,6 @@ from serving.gateway.workers import CannotStart
 from serving.logs import described
 
 logger = logging.getLogger(__name__)
-_PLAIN, _ANTHROPIC = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/messages"]
-"""Whose errors paths without a dialect of their own answer with; Anthropic's to those who name its version."""
 _GET = frozenset({"/health", "/v1/models", openapi.PATH})
 _POST = frozenset({*DIALECTS, counting.PATH, "/v1/feedback", "/v1/feedback/batch"})
 _MODEL = "/v1/models/"
@@ -96,8 +94,7 @@ class App:
             return
         exchange = Exchange(scope, receive, send)
         path, method = scope["path"], scope["method"]
-        of_anthropic = path.startswith(_ANTHROPIC.path) or exchange.has(b"anthropic-version")
-        dialect = DIALECTS.get(path) or (_ANTHROPIC if of_anthropic else _PLAIN)
+        dialect = answering(path, of_anthropic=exchange.has(b"anthropic-version"))
         exchange.id_header = dialect.request_id_header
         try:
             await self._route(exchange, path, method, dialect)

@@ -74,6 +74,12 @@ class TooLarge(GatewayError):
     status, code, kind = 413, "request_too_large", "invalid_request_error"
 
 
+class HeadTooLarge(GatewayError):
+    """The head of the request, its path and headers, is above the limit."""
+
+    status, code, kind = 431, "head_too_large", "invalid_request_error"
+
+
 class RateLimited(GatewayError):
     """The key is at its limit."""
 

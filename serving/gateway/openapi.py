@@ -166,7 +166,7 @@ def _responses() -> dict[str, dict]:
     """Each error answer by shape and status; what an engine refuses has a status of 400, too."""
     found: dict[str, dict] = {}
     for kind in _ERRORS:
-        if kind in (errors.EngineRefused, errors.MethodNotAllowed):  # of the engine's status; of no operation
+        if kind in (errors.EngineRefused, errors.MethodNotAllowed, errors.HeadTooLarge):  # of no operation of its own
             continue
         for shape, (schema, headers) in _SHAPES.items():
             if kind.retry_after is not None:

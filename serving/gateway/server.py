@@ -23,6 +23,7 @@ from serving.config import GatewaySettings
 from serving.gateway.admin import Admin, pipe, tell
 from serving.gateway.app import App
 from serving.gateway.exchange import Receive, Scope, Send
+from serving.gateway.protocol import Protocol, bounded
 from serving.gateway.snapshot import ControlUnreachable
 from serving.gateway.workers import CannotStart, supervise
 from serving.logs import structured
@@ -82,7 +83,7 @@ def serve(
             snapshot=snapshot,
             workers=workers,
         )
-        uvloop.run(_work(app, index, public, admin, pipes))
+        uvloop.run(_work(app, bounded(settings.body_seconds), index, public, admin, pipes))
 
     if workers == 1:
         work(0)
@@ -98,10 +99,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, protocol: type[Protocol]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol,
         loop="uvloop",
         ws="none",
         lifespan="off",
@@ -114,18 +115,23 @@ def _config(app: ASGIApp) -> uvicorn.Config:
 
 
 async def _work(
-    app: App, index: int, public: socket.socket, admin: socket.socket | None, pipes: list[socket.socket]
+    app: App,
+    protocol: type[Protocol],
+    index: int,
+    public: socket.socket,
+    admin: socket.socket | None,
+    pipes: list[socket.socket],
 ) -> None:
     async with AsyncExitStack() as stack:
         try:
             await app.open(stack)
         except (ControlUnreachable, SpoolError) as error:
             raise CannotStart(str(error)) from error
-        servers = [(_Server(_config(app)), public)]
+        servers = [(_Server(_config(app, protocol)), public)]
         if admin is not None:
             telling = await tell(app.gateway.metrics.registry, pipes[index])
             stack.callback(telling.close)
-            servers.append((_Server(_config(Admin(pipes))), admin))
+            servers.append((_Server(_config(Admin(pipes), protocol)), admin))
 
         def stop() -> None:
             for server, _ in servers:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ingest.contracts.ids import keyed_hash
+from serving.gateway.dialects.base import decode_bounded
 from serving.gateway.exchange import Exchange
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -72,7 +73,7 @@ def _arguments(arguments: object) -> object:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return msgspec.json.decode(arguments)
+        return decode_bounded(arguments)
     except (msgspec.MsgspecError, RecursionError):
         return arguments
 

@@ -1,7 +1,6 @@
-"""Keys, limits, arms, versions and bad input: what the gateway refuses, and in which shape."""
+"""Keys, limits, arms and versions: what the gateway refuses, and in which shape."""
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -13,7 +12,7 @@ from tests.integration.serving_stack import Stack, running, wait_until
 
 pytestmark = pytest.mark.integration
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
-SETTINGS = {"max_body_bytes": 100_000, "engine_wait_seconds": 0.5, "body_seconds": 1.0, "default_policy": None}
+SETTINGS = {"engine_wait_seconds": 0.5, "default_policy": None}
 
 
 @pytest.fixture(scope="module")
@@ -105,60 +104,6 @@ def test_models_paths_and_methods(stack: Stack) -> None:
     refused(post(stack, path="/v1/embeddings"), 404)
     refused(httpx.get(f"{stack.gateway_url}/v1/chat/completions"), 405)
     assert httpx.get(f"{stack.gateway_url}/health").json() == {"status": "ok"}
-
-
-def test_bodies_are_bounded_in_size_and_time(stack: Stack) -> None:
-    refused(post(stack, b"x" * 200_000), 413, "request_too_large")
-
-    def chunks() -> Iterator[bytes]:
-        for _ in range(20):
-            yield b"x" * 10_000
-
-    headers = {"authorization": f"Bearer {stack.shared_key}"}
-    refused(httpx.post(f"{stack.gateway_url}/v1/chat/completions", content=chunks(), headers=headers), 413)
-    with socket.create_connection(("127.0.0.1", stack.gateway_port)) as s:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {stack.shared_key}\r\n"
-        s.sendall(head.encode() + b"Content-Length: 50\r\n\r\n{")
-        assert b" 408 " in s.recv(4096)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"\xff\xfe",
-        b'{"model":"policy","messages":[{"role":"user","content":"\xff"}]}',
-        b'{"model":"policy","messages":[{"role":"user","content":"\\ud800"}]}',
-        b"[" * 90_000,
-        b'{"messages":' + b"[" * 40_000 + b"]" * 40_000 + b"}",
-        b'{"model":"policy","messages":[{"role":"user","content":"x"}],"n":1e400}',
-        b'{"model":"policy","messages":[{"role":"user","content":"x"}],"n":-3}',
-        b'{"model":["policy"],"messages":[{"role":"user","content":"x"}]}',
-        b'{"model":"policy","messages":{"role":"user"}}',
-    ],
-)
-def test_bad_bodies_are_the_callers_error_in_its_own_shape(stack: Stack, body: bytes) -> None:
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/feedback", "/v1/feedback/batch"):
-        answer = post(stack, body, path)
-        assert 400 <= answer.status_code < 500, (path, answer.text)
-        refused(answer, answer.status_code)
-
-
-def test_odd_headers_and_requests_break_nothing(stack: Stack) -> None:
-    for head in (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n"
-        b"Content-Length: 2\r\n\r\n{}",
-        b"GARBAGE\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
-        b"GET /%ff%00 HTTP/1.1\r\nHost: x\r\nx-everloop-session: \xff\xfe\r\n\r\n",
-    ):
-        with socket.create_connection(("127.0.0.1", stack.gateway_port)) as s:
-            s.sendall(head)
-            s.settimeout(10)
-            assert b" 5" not in s.recv(4096)[:13]
-    assert post(stack, x_everloop_session="s" * 5000).status_code == 200
 
 
 def test_no_ready_engine_is_a_503_after_a_bounded_wait(stack: Stack) -> None:

@@ -1,6 +1,7 @@
 """What a dialect lets through, repairs and refuses."""
 
 import contextlib
+import itertools
 import json
 
 import msgspec
@@ -213,6 +214,40 @@ def test_whatever_a_body_holds_it_is_read_or_refused(body: dict, dialect) -> Non
         ask = dialect.read(json.dumps(body).encode(), admin=True, max_samples=16)
         Conversation(b"secret", "owner", ask.messages).close(None)
         sent(ask, dialect=dialect, media=False)
+
+
+DEEP = {
+    "/v1/chat/completions": ('"messages":[{"role":"user","content":[%s]}]', '"messages":[{"role":"user"}],"tools":%s'),
+    "/v1/completions": ('"prompt":"x","stop":%s', '"prompt":%s'),
+    "/v1/responses": ('"input":[{"type":"other","more":%s}]', '"input":[{"type":"additional_tools","tools":[%s]}]'),
+    "/v1/messages": ('"messages":[{"role":"user","content":[%s]}]', '"messages":[{"role":"user","content":%s}]'),
+}
+LEVELS = (
+    ('{"type":"tool_result","content":[', "]}"),
+    ('{"type":"namespace","name":"functions","tools":[', "]}"),
+    ("[", "]"),
+)
+
+
+@pytest.mark.parametrize("path", DEEP)
+def test_however_deep_a_body_is_nested_it_is_read_or_refused(path: str) -> None:
+    """Each step has less of the stack left than the one before: no depth is read that a later one cannot walk."""
+    dialect, read_any = DIALECTS[path], False
+    for depth, (begin, end), field in itertools.product(range(20, 1000, 5), LEVELS, DEEP[path]):
+        with contextlib.suppress(BadRequest):
+            ask = dialect.read(
+                b"{%b}" % (field % (begin * depth + end * depth)).encode(), admin=False, max_samples=1 << 20
+            )
+            Conversation(b"secret", "owner", ask.messages)
+            sent(ask, dialect=dialect, media=False)
+            read_any = True
+    assert read_any
+
+
+def test_however_deep_a_tools_arguments_are_nested_they_are_read() -> None:
+    for depth in range(20, 1000):
+        call = {"function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+        Conversation(b"secret", "owner", [{"role": "assistant", "content": "", "tool_calls": [call]}])
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,9 +13,10 @@ as chat has them. `heard` and `said` bring a format's own into that shape.
 Invariant: what an `Ask` holds is well-typed wherever the gateway looks at it again.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -48,6 +49,8 @@ NOT_RECORDED = ("user", "safety_identifier", "prompt_cache_key", "user_profile_i
 _WHOLE = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "n"})
 _TOO_LONG = ("maximum context length", "longer than the maximum model length")
 """vLLM's words for a prompt that does not fit."""
+_STACK_PART = 4
+"""A repair takes about two frames for each level that reading takes one for."""
 _encode = msgspec.json.encode
 T = TypeVar("T")
 D = TypeVar("D")
@@ -252,10 +255,23 @@ class Dialect(ABC):
         """The samples in an event stream's bytes, by index; raises `ValueError` where there are none."""
 
 
+def decode_bounded(raw: bytes | str) -> Any:
+    """What JSON holds that a caller sent. Raises `MsgspecError`, and `RecursionError` for what is nested too deeply.
+
+    Reading has a part of the stack only: whatever is read can be walked, repaired and written by the steps that follow.
+    """
+    whole = sys.getrecursionlimit()
+    sys.setrecursionlimit(whole // _STACK_PART)
+    try:
+        return msgspec.json.decode(raw)
+    finally:
+        sys.setrecursionlimit(whole)
+
+
 def parse_object(raw: bytes) -> dict:
     """The JSON object in `raw`; raises `BadRequest`."""
     try:
-        body = msgspec.json.decode(raw)
+        body = decode_bounded(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise BadRequest(f"The body is not valid JSON: {why}.") from None
@@ -265,11 +281,8 @@ def parse_object(raw: bytes) -> dict:
 
 
 def encode_text(value: object) -> str:
-    """Compact JSON of something that was JSON before; raises `BadRequest`."""
-    try:
-        return _encode(value).decode()
-    except RecursionError:
-        raise BadRequest("The body is not valid JSON: it is nested too deeply.") from None
+    """Compact JSON of something that was JSON before."""
+    return _encode(value).decode()
 
 
 def expect(body: dict, name: str, kind: type[T], default: D) -> T | D:

@@ -6,11 +6,20 @@ type.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import msgspec
 
-from serving.gateway.dialects.base import Dialect, Reply, data_of, encode_text, expect, left_out, without, word
+from serving.gateway.dialects.base import (
+    Dialect,
+    Reply,
+    data_of,
+    decode_bounded,
+    encode_text,
+    expect,
+    left_out,
+    without,
+    word,
+)
 from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import TOO_LONG, BadRequest, GatewayError
 
@@ -181,8 +190,8 @@ def _person(user: str) -> tuple[str, str | None]:
     """End user and session in Claude Code's `user_id`: a JSON object, or, before, one name joined of three."""
     if user.startswith("{"):
         try:
-            parts = msgspec.json.decode(user, type=dict[str, Any])
-        except msgspec.MsgspecError:
+            parts = decode_bounded(user)
+        except (msgspec.MsgspecError, RecursionError):
             return user, None
         session = parts.pop("session_id", None)
         return encode_text(dict(sorted(parts.items()))), session if isinstance(session, str) else None

@@ -1,0 +1,124 @@
+"""HTTP/1.1 at the socket: uvicorn's protocol, with what it lacks.
+
+- The head of a request is bounded in time and in size, whoever sends it: no key is known yet. So is the time for the
+  rest of a body that was answered before it had come.
+- What the parser refuses (lengths that contradict each other, bad chunks, what is no HTTP) is answered as the formats'
+  clients read errors, and the connection is closed: nothing after it could be trusted.
+- An offer to go on in another protocol (`Upgrade: h2c`, as Java's own client makes it) is not taken, and costs the
+  request nothing; httptools alone would drop its body.
+"""
+
+import asyncio
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ingest.contracts.ids import new_id
+from serving.gateway.dialects import answering
+from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, HeadTooLarge
+
+HEAD_BYTES = 64 << 10
+_OFFERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection. `head_seconds` is how long the head of a request may take."""
+
+    head_seconds: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.url = b""
+        self.headers = []
+        self._head_bytes = 0
+        self._head_begun = False
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        head = self._head_timer
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._go_on(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(BadRequest("This is not a well-formed HTTP/1.1 request."))
+        else:
+            if head is not None and head is self._head_timer:
+                self._head_bytes += len(data)
+                if self._head_bytes > HEAD_BYTES:
+                    self._refuse(HeadTooLarge(f"The request's head is above {HEAD_BYTES} bytes."))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_begun = True
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_came()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._head_came()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self.cycle.more_body and self._head_timer is None:
+            self._await_head()
+        super().on_response_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.head_seconds, self._head_late)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+            self._head_bytes = 0
+            self._head_begun = False
+
+    def _head_late(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._await_head()  # of a request behind one that is still being answered
+        elif not self._head_begun:
+            self.transport.close()
+        else:
+            self._refuse(BodyTimeout("The request's head did not arrive in time."))
+
+    def _go_on(self, rest: bytes) -> None:
+        """Reads the request once more, without its offer of another protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self._refuse(BadRequest("This is no proxy."))
+            return
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % (name, value) for name, value in self.headers if name not in _OFFERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join((*lines, b"", rest)))
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Answers, where no answer has begun, and closes the connection."""
+        self._head_came()
+        cycle = self.cycle
+        if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.response_started):
+            path = self.url.partition(b"?")[0].decode("latin-1")
+            dialect = answering(path, of_anthropic=any(name == b"anthropic-version" for name, _ in self.headers))
+            request_id, body = new_id("req").encode(), dialect.error_body(error)
+            head = [
+                *(b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"),
+                *(b"%b: %b" % (name, request_id) for name in {b"x-request-id", dialect.request_id_header}),
+            ]
+            self.transport.write(STATUS_LINE[error.status] + b"\r\n".join((*head, b"", body)))
+        self.transport.close()
+
+
+def bounded(head_seconds: float) -> type[Protocol]:
+    """The protocol with this bound."""
+    return type("BoundedProtocol", (Protocol,), {"head_seconds": head_seconds})
