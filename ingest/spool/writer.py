@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from ingest.contracts.events import Event, encode_event
 from ingest.spool.errors import CommitTimeout, SpoolClosed, SpoolError, SpoolFull
@@ -36,7 +37,7 @@ _SCAN = 2.0
 class _Append:
     """Events that wait for their fsync, and who waits for them."""
 
-    __slots__ = ("future", "loop", "payloads", "sequences", "size")
+    __slots__ = ("future", "loop", "payloads", "sequences", "size", "taken", "withdrawn")
 
     def __init__(self, payloads: list[bytes], loop: asyncio.AbstractEventLoop | None) -> None:
         self.payloads = payloads
@@ -44,6 +45,8 @@ class _Append:
         self.loop = loop
         self.future: Future | asyncio.Future = Future() if loop is None else loop.create_future()
         self.sequences: list[int] = []
+        self.taken = self.withdrawn = False
+        """Whether the writer has it, or whoever waited went away before; one of them at most."""
 
 
 def _answer(appends: list[_Append], error: SpoolError | None) -> None:
@@ -68,8 +71,10 @@ class Spool:
         self._segment_bytes = segment_bytes
         self._segment_seconds = segment_seconds
 
-        self._queue: list[_Append] = []
-        self._condition = threading.Condition()
+        self._queue: SimpleQueue[_Append | None] = SimpleQueue()
+        """What waits for the writer; None wakes it."""
+        self._lock = threading.Lock()
+        """Between appenders, who wait no longer, and the writer: held for moments."""
         self._closing = False
         self._next = 1
         self._tidied_at = time.monotonic()
@@ -123,11 +128,13 @@ class Spool:
 
         Cancelling it takes nothing back.
         """
-        append = self._enqueue(events, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        append = self._enqueue(events, loop)
+        timer = loop.call_later(timeout, self._expire, append, timeout)
         try:
-            return await asyncio.wait_for(asyncio.shield(append.future), timeout)  # type: ignore[arg-type]
-        except TimeoutError:
-            raise self._timed_out(append, timeout) from None
+            return await append.future  # type: ignore[misc]
+        finally:
+            timer.cancel()
 
     def append_sync(self, events: Sequence[Event], timeout: float = 30.0) -> list[int]:
         """`append` for a thread without an event loop."""
@@ -139,11 +146,11 @@ class Spool:
 
     def close(self) -> None:
         """Commits what is queued, seals, marks the folder closed, and lets go of the lock."""
-        with self._condition:
+        with self._lock:
             if self._closing:
                 return
             self._closing = True
-            self._condition.notify()
+        self._queue.put(None)
         self._writer.join()
         os.close(self._lock_fd)
 
@@ -151,19 +158,21 @@ class Spool:
 
     def _enqueue(self, events: Sequence[Event], loop: asyncio.AbstractEventLoop | None) -> _Append:
         append = _Append([encode_event(event) for event in events], loop)
-        with self._condition:
+        with self._lock:
             if self._closing:
                 raise SpoolClosed(f"spool {self.spool_id} is closed")
             self._room.take(append.size)
-            self._queue.append(append)
-            self._condition.notify()
+            self._queue.put(append)
         return append
 
+    def _expire(self, append: _Append, timeout: float) -> None:
+        if not append.future.done():
+            append.future.set_exception(self._timed_out(append, timeout))
+
     def _timed_out(self, append: _Append, timeout: float) -> CommitTimeout:
-        with self._condition:
-            withdrawn = append in self._queue
+        with self._lock:
+            withdrawn = append.withdrawn = not append.taken
             if withdrawn:
-                self._queue.remove(append)
                 self._room.give_back(append.size)
         return CommitTimeout(
             f"no fsync within {timeout} s in {self.folder.path}: the disk is slow or stuck",
@@ -176,20 +185,15 @@ class Spool:
         try:
             self._write_until_closed()
         finally:  # empty unless a bug ended the thread: then nobody waits for it in vain
-            with self._condition:
+            with self._lock:
                 self._closing = True
-                left, self._queue = self._queue, []
+                left = self._drain()
             self._answer_all(left, SpoolClosed(f"the writer of spool {self.spool_id} has ended"))
 
     def _write_until_closed(self) -> None:
         started: float | None = None  # when the active segment got its first event
         while True:
-            with self._condition:
-                if not self._queue and not self._closing:
-                    self._condition.wait(_TICK)
-                batch, self._queue = self._queue, []
-                closing = self._closing
-                self._drained_at = time.time()
+            batch, closing = self._take()
             now = time.monotonic()
             if batch:
                 self._commit(batch)
@@ -202,9 +206,27 @@ class Spool:
                 closing or self._active.bytes >= self._segment_bytes or now - started >= self._segment_seconds
             ) and self._roll():
                 started = None
-            if closing and not self._queue:
+            if closing:
                 self._sealer.finish(self._active, self._drained_at)
                 return
+
+    def _take(self) -> tuple[list[_Append], bool]:
+        """All that waits, or nothing after a tick; and whether nothing comes after it."""
+        first: _Append | None = None
+        with contextlib.suppress(Empty):
+            first = self._queue.get(timeout=_TICK)
+        with self._lock:
+            self._drained_at = time.time()
+            return self._drain(first), self._closing
+
+    def _drain(self, first: _Append | None = None) -> list[_Append]:
+        found = [first]
+        while not self._queue.empty():
+            found.append(self._queue.get_nowait())
+        taken = [append for append in found if append is not None and not append.withdrawn]
+        for append in taken:
+            append.taken = True
+        return taken
 
     def _commit(self, batch: list[_Append]) -> None:
         payloads: list[bytes] = []
