@@ -62,8 +62,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         until_served(stack, "scripted")
         stack.shared_key = stack.key("inference")
         yield stack
-        stack.stop("agent")
     finally:
+        if "agent" in stack.processes:
+            stack.stop("agent")  # with its vLLM
         stack.stop_all()
 
 
