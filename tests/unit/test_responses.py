@@ -55,7 +55,7 @@ def test_what_an_engine_takes_arrives_as_it_was_sent_with_the_turns_id() -> None
         "max_output_tokens": 1024,
     }
     assert read(given, **ask).dropped == []
-    assert "anna" not in read(given, **ask).recorded
+    assert "anna" not in read(given, **ask, client_metadata={"x-codex-installation-id": "anna-1"}).recorded
     pinned = sent("hi", pinned={"max_tokens": 32.0, "temperature": 1.0, "min_p": 0.0})
     assert (pinned["max_output_tokens"], pinned["temperature"], "max_tokens" in pinned) == (32, 1.0, False)
 

@@ -43,8 +43,8 @@ INTERNAL = frozenset(
 )
 MINTED = frozenset({"request_id", "session_id"})
 """Identities that the gateway mints: a caller's own are dropped, whatever its role."""
-NOT_RECORDED = ("user", "safety_identifier", "prompt_cache_key", "user_profile_id")
-"""Fields that name a person: known to the log by keyed hash only."""
+NOT_RECORDED = ("user", "safety_identifier", "prompt_cache_key", "user_profile_id", "client_metadata")
+"""Fields that name a person or an installation: known to the log by keyed hash only, if at all."""
 
 _WHOLE = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "n"})
 _TOO_LONG = ("maximum context length", "longer than the maximum model length")
