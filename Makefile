@@ -30,8 +30,8 @@ demo: setup  ## three cycles of the loop on SmolLM2-135M, about 14 minutes on tw
 
 test: setup lint types wheel  ## what CI runs
 	@$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not engine and not kafka" tests/integration
-	@$(BIN)/python -m pytest -m "engine or kafka" tests/integration
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not (engine or kafka or alone)" tests/integration
+	@$(BIN)/python -m pytest -m "engine or kafka or alone" tests/integration
 	@$(BIN)/python -m pytest tests/interop
 	@$(BIN)/python -m pytest tests/e2e
 
