@@ -5,7 +5,6 @@ A suite is a JSONL file, one question a line: {"id", "messages": [...]} or {"id"
 f(question, answer, finish) with the line as it was read; it returns a value from 0 to 1.
 """
 
-import importlib
 import json
 import math
 from collections.abc import Callable
@@ -13,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.errors import SuiteError
+from ingest.contracts.errors import ContractError
 from ingest.contracts.files import digest_of
+from ingest.contracts.functions import load_function
 
 Target = Callable[[dict, str, str], float]
 
@@ -84,14 +85,10 @@ def suite_digest(questions: tuple[Question, ...]) -> str:
 
 def load_target(path: str) -> Target:
     """The function at `module:function`; raises `SuiteError` when there is none."""
-    module, _, name = path.partition(":")
     try:
-        target = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SuiteError(f"the target {path!r} cannot be loaded ({error}): write `module:function`") from error
-    if not callable(target):
-        raise SuiteError(f"the target {path!r} is not a function")
-    return target
+        return load_function(path)
+    except ContractError as error:
+        raise SuiteError(f"the target {path!r} {error}: write `module:function`") from error
 
 
 def value_of(target: Target, question: Question, answer: str, finish: str) -> float:

@@ -28,7 +28,6 @@ Nothing is read of a turn that opted out of training, was sampled for an evaluat
 
 import functools
 import hashlib
-import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -40,6 +39,8 @@ import msgspec
 from duckdb.func import SPECIAL
 
 from ingest.config import ImplicitSettings
+from ingest.contracts.errors import ContractError
+from ingest.contracts.functions import load_function
 from ingest.formats import FORMATS, Call, Result
 from ingest.tool_schemas import fits
 
@@ -139,14 +140,10 @@ def _json(text: str) -> object:
 
 @functools.cache
 def _load(path: str) -> Callable[[str], object]:
-    module, _, name = path.partition(":")
     try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ClassifierError(f"the classifier {path!r} cannot be loaded ({error}): write `module:function`") from error
-    if not callable(function):
-        raise ClassifierError(f"the classifier {path!r} is not a function")
-    return function
+        return load_function(path)
+    except ContractError as error:
+        raise ClassifierError(f"the classifier {path!r} {error}: write `module:function`") from error
 
 
 def _probability(path: str, classify: Callable[[str], object], text: str) -> float:

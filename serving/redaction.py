@@ -8,7 +8,6 @@ user's text can hold a gateway up (decision 0010). A well-known pattern may have
 IBAN's remainder), which looks at one match, of bounded length.
 """
 
-import importlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,9 @@ from typing import Any
 import msgspec
 import re2
 
+from ingest.contracts.errors import ContractError
 from ingest.contracts.fleet import Redaction
+from ingest.contracts.functions import load_function
 
 MOST_MISSES = 20_000
 """Of one record: a tenth of a second or two. Above it the record cannot be redacted, and is kept without its text."""
@@ -221,11 +222,7 @@ def _placeholder(name: str) -> bytes:
 
 
 def _function(name: str) -> Callable[[Any], object]:
-    module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RedactionError(f"redaction: {name} cannot be imported ({error}): install it where gateways run") from None
-    if not callable(found):
-        raise RedactionError(f"redaction: {name} is no function")
-    return found
+        return load_function(name)
+    except ContractError as error:
+        raise RedactionError(f"redaction: {name} {error}: install it where gateways run") from None
