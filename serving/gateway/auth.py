@@ -43,6 +43,16 @@ def authenticate(keys: Mapping[str, Key], authorization: str | None, *needed: Ro
     return key
 
 
+def recheck(keys: Mapping[str, Key], key: Key) -> None:
+    """Refuses a request that has waited, if its `key` was revoked or lost a role in the meantime.
+
+    `keys` are the keys in force now. Raises `Unauthorized`.
+    """
+    now = keys.get(key.digest)
+    if now is not key and (now is None or not set(key.roles) <= set(now.roles)):
+        raise Unauthorized("This API key was revoked or lost a role while the request waited.")
+
+
 class Limits:
     """Requests per minute (token bucket) and concurrency, by key. `clock` gives monotonic seconds.
 

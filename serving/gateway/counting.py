@@ -20,7 +20,7 @@ async def count_tokens(gateway: Gateway, exchange: Exchange, dialect: Dialect) -
         body = await exchange.read_body(settings.max_body_bytes, settings.body_seconds)
         ask = dialect.read(body, admin=Role.ADMIN in key.roles, max_samples=1, media_domains=settings.media_domains)
         policy = gateway.policy(ask.model)
-        engine = await gateway.choose_engine(policy.name, "serve", exchange.request_id, None)
+        engine = await gateway.choose_engine(key, policy.name, "serve", exchange.request_id, None)
         prompt = dialect.engine_body(
             ask,
             served_model=policy.name,

@@ -82,6 +82,7 @@ async def take_feedback(gateway: Gateway, exchange: Exchange, *, batch: bool) ->
     key = gateway.authenticate(exchange, Role.FEEDBACK, Role.ADMIN)
     with gateway.limits.hold(key), gateway.place():
         body = parse_object(await exchange.read_body(MAX_BYTES, gateway.settings.body_seconds))
+        gateway.recheck(key)
         rows = body.get("items") if batch else [body]
         if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_ITEMS:
             raise BadRequest(f"`items` must be a list of 1 to {MAX_ITEMS} signals.", param="items")

@@ -19,7 +19,7 @@ from ingest.spool import CommitTimeout, Spool, SpoolError, SpoolFull
 from serving.config import GatewaySettings
 from serving.fleet.health import Suspicion
 from serving.fleet.routing import choose
-from serving.gateway.auth import Limits, authenticate
+from serving.gateway.auth import Limits, authenticate, recheck
 from serving.gateway.dialects.base import Ask
 from serving.gateway.engine_client import EngineClient
 from serving.gateway.errors import CaptureFailed, NotFound, TooLarge, Unavailable, VersionUnavailable
@@ -63,6 +63,10 @@ class Gateway:
         """The caller's key, if it has one of `roles`; Anthropic's clients send it as `x-api-key`."""
         given, bare = exchange.header(b"authorization"), exchange.header(b"x-api-key")
         return authenticate(self.follower.view.keys, given or (f"Bearer {bare}" if bare else None), *roles)
+
+    def recheck(self, key: Key) -> None:
+        """To be called after each wait and before what the key allows. Raises `Unauthorized`."""
+        recheck(self.follower.view.keys, key)
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -110,14 +114,16 @@ class Gateway:
         return keyed_hash(self.secret, "subject", user) if user else ""
 
     async def choose_engine(
-        self, policy: str, role: str, affinity: str, version: str | None, tried: Sequence[str] = ()
+        self, key: Key, policy: str, role: str, affinity: str, version: str | None, tried: Sequence[str] = ()
     ) -> Engine:
-        """The engine to ask, waiting for a ready one as long as the settings allow.
+        """The engine to ask, waiting for a ready one as long as the settings allow, and while `key` is in force.
 
-        Raises `VersionUnavailable` at once where no engine reports `version`, `Unavailable` after the wait.
+        Raises `VersionUnavailable` at once where no engine reports `version`, `Unauthorized`, `Unavailable` after the
+        wait.
         """
         deadline = time.monotonic() + self.settings.engine_wait_seconds
         while True:
+            self.recheck(key)
             view = self.follower.view
             engine = choose(
                 view.ready(policy, role, version),

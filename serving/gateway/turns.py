@@ -23,7 +23,7 @@ from ingest.contracts.fleet import Engine, Key, Role
 from ingest.contracts.ids import new_turn_id
 from serving.gateway.dialects.base import Dialect, Reply
 from serving.gateway.engine_client import EngineAnswer, EngineBroke
-from serving.gateway.errors import CaptureFailed, EngineFailed, EngineLost, Unavailable, VersionUnavailable
+from serving.gateway.errors import CaptureFailed, EngineFailed, EngineLost, GatewayError, VersionUnavailable
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
 from serving.gateway.progress import Progress, begin
@@ -69,8 +69,10 @@ async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer 
     silent: Engine | None = None
     while len(tried) < 2 and not (tried and turn.overdue):
         try:
-            engine = await gateway.choose_engine(turn.policy.name, turn.role, turn.affinity, turn.version, tried)
-        except (Unavailable, VersionUnavailable):
+            engine = await gateway.choose_engine(
+                turn.caller.key, turn.policy.name, turn.role, turn.affinity, turn.version, tried
+            )
+        except GatewayError:
             if not tried:
                 raise
             break

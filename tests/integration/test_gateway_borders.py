@@ -1,6 +1,7 @@
 """Keys, limits, arms and versions: what the gateway refuses, and in which shape."""
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -126,6 +127,56 @@ def test_a_request_waits_for_an_engine_that_swaps(tmp_path) -> None:
         stack.beat("e", url)
         asking.join()
         assert answers[0].status_code == 200
+
+
+def test_a_key_that_is_revoked_while_its_requests_wait_is_refused(tmp_path) -> None:
+    asked = {"/v1/chat/completions": BODY, "/v1/messages/count_tokens": BODY}
+    with running(tmp_path, engine=False) as stack:
+        made = stack.control("POST", "/v1/keys", {"name": "short", "roles": ["inference"]}).json()
+        url = stack.start_engine()
+        stack.beat("e", url, state=EngineState.SWAPPING)
+        stack.settle()
+        answers: list[httpx.Response] = []
+        waiting = [
+            threading.Thread(target=lambda p=p: answers.append(post(stack, asked[p], p, made["key"]))) for p in asked
+        ]
+        for thread in waiting:
+            thread.start()
+        wait_until(lambda: stack.metrics()["everloop_turns_in_progress"] == 2, "the waiting requests")
+        stack.control("DELETE", f"/v1/keys/{made['key_id']}").raise_for_status()
+        stack.settle()
+        stack.beat("e", url)
+        for thread in waiting:
+            thread.join()
+        assert [answer.status_code for answer in answers] == [401, 401]
+        assert httpx.get(f"{url}/stand-in").json()["requests"] == []
+
+
+def test_a_second_engine_is_not_asked_for_a_key_that_was_revoked_meanwhile(tmp_path) -> None:
+    with running(tmp_path, engine=False) as stack:
+        made = stack.control("POST", "/v1/keys", {"name": "short", "roles": ["inference"]}).json()
+        beating = ("--control", stack.control_url, "--engine-id")
+        urls = {name: stack.start_engine(name, *beating, name) for name in ("one", "two")}
+        wait_until(lambda: len(stack.control("GET", "/v1/fleet").json()["engines"]) == 2, "both engines")
+        for url in urls.values():
+            httpx.post(f"{url}/stand-in", json={"faults": ["hold"]}).raise_for_status()
+        stack.settle()
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(post(stack, key=made["key"])))
+        asking.start()
+
+        def asked() -> list[str]:
+            return [name for name, url in urls.items() if httpx.get(f"{url}/stand-in").json()["requests"]]
+
+        wait_until(asked, "the engine")
+        (first,) = asked()
+        stack.control("DELETE", f"/v1/keys/{made['key_id']}").raise_for_status()
+        stack.settle()
+        stack.stop(first, signal.SIGKILL)
+        asking.join()
+        refused(answers[0], 502, "engine_failed")
+        del urls[first]
+        assert asked() == []
 
 
 def test_logs_hold_no_content_no_key_and_no_user(stack: Stack) -> None:

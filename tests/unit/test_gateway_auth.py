@@ -1,9 +1,10 @@
 """Keys, roles and limits."""
 
+import msgspec
 import pytest
 
 from ingest.contracts.fleet import Key, Role
-from serving.gateway.auth import Limits, authenticate, digest_key
+from serving.gateway.auth import Limits, authenticate, digest_key, recheck
 from serving.gateway.errors import Forbidden, RateLimited, Unauthorized
 
 
@@ -35,6 +36,16 @@ def test_revoked_keys_and_missing_roles_are_refused() -> None:
         authenticate(keys(revoked_at=1.0), "Bearer el-secret", Role.INFERENCE)
     with pytest.raises(Forbidden):
         authenticate(keys(), "Bearer el-secret", Role.FEEDBACK)
+
+
+def test_a_key_is_looked_at_again_after_a_wait() -> None:
+    held = key()
+    recheck({held.digest: held}, held)
+    recheck(keys(requests_per_minute=1), held)
+    lesser = msgspec.structs.replace(held, roles=(Role.FEEDBACK,))
+    for now in ({}, {held.digest: lesser}):
+        with pytest.raises(Unauthorized):
+            recheck(now, held)
 
 
 def test_concurrency_is_counted_while_it_lasts() -> None:
