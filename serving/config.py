@@ -43,6 +43,12 @@ class GatewaySettings(_Settings):
     max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request body; above it: 413.")
     max_samples: int = Field(16, ge=1, description="Largest number of samples of one request (n, times prompts).")
     max_in_flight: int = Field(2048, ge=1, description="Turns in progress per worker; above it: 503.")
+    max_in_flight_bytes: int = Field(
+        128 << 20,
+        gt=0,
+        description="Bytes that the bodies of all turns in progress may have together, per worker; above it: 503. In "
+        "memory a body mostly takes 3 to 10 times its size.",
+    )
     body_seconds: float = Field(
         30.0, gt=0, description="How long a client may take to send the head of a request, and then its body."
     )

@@ -15,9 +15,9 @@ async def count_tokens(gateway: Gateway, exchange: Exchange, dialect: Dialect) -
     """Asks an engine that serves the policy. Raises `GatewayError`."""
     exchange.request_id = new_id("req")
     key = gateway.authenticate(exchange, Role.INFERENCE, Role.EVALUATION, Role.ADMIN)
-    with gateway.limits.hold(key), gateway.place():
+    with gateway.limits.hold(key), gateway.places.hold() as place:
         settings = gateway.settings
-        body = await exchange.read_body(settings.max_body_bytes, settings.body_seconds)
+        body = await exchange.read_body(settings.max_body_bytes, settings.body_seconds, place.reserve)
         ask = dialect.read(body, admin=Role.ADMIN in key.roles, max_samples=1, media_domains=settings.media_domains)
         policy = gateway.policy(ask.model)
         engine = await gateway.choose_engine(key, policy.name, "serve", exchange.request_id, None)

@@ -63,39 +63,38 @@ class Exchange:
             raise BadRequest(f"The header {name.decode()} came twice: send it once.")
         return value.decode("latin-1")
 
-    async def read_body(self, limit: int, seconds: float) -> bytes:
-        """The whole body. Raises `TooLarge`, `BodyTimeout`, `ClientLeft`."""
-        declared = self._headers.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > limit:
-            raise TooLarge(f"The body is above {limit} bytes.")
-        message = await self._next(seconds)
-        if not message.get("more_body") and message["type"] == "http.request":
-            return self._bounded(message.get("body", b""), limit)
-        parts, size = [], 0
+    async def read_body(self, limit: int, seconds: float, reserve: Callable[[int], None]) -> bytes:
+        """The whole body. `reserve` is told of its size before it is read, or as it grows.
+
+        Raises `TooLarge`, `BodyTimeout`, `ClientLeft`, and what `reserve` raises.
+        """
         deadline = asyncio.get_running_loop().time() + seconds
+        declared = self._headers.get(b"content-length", b"")
+        if declared.isdigit():
+            self._bounded(int(declared), limit, reserve)
+        parts, size = [], 0
         while True:
+            message = await self._next(deadline)
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > limit:
-                raise TooLarge(f"The body is above {limit} bytes.")
+            self._bounded(size, limit, reserve)
             if not message.get("more_body"):
                 return b"".join(parts)
-            message = await self._next(deadline - asyncio.get_running_loop().time())
 
-    async def _next(self, seconds: float) -> Message:
+    async def _next(self, deadline: float) -> Message:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(deadline):
                 return await self._receive()
         except TimeoutError:
             raise BodyTimeout("The body did not arrive in time.") from None
 
     @staticmethod
-    def _bounded(body: bytes, limit: int) -> bytes:
-        if len(body) > limit:
+    def _bounded(size: int, limit: int, reserve: Callable[[int], None]) -> None:
+        if size > limit:
             raise TooLarge(f"The body is above {limit} bytes.")
-        return body
+        reserve(size)
 
     @contextmanager
     def watched(self, on_leave: Callable[[], None]) -> Iterator[None]:

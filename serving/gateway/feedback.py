@@ -80,8 +80,8 @@ async def take_feedback(gateway: Gateway, exchange: Exchange, *, batch: bool) ->
     """Records one signal, or a batch of them, and answers 202 with their ids."""
     exchange.request_id = new_id("req")
     key = gateway.authenticate(exchange, Role.FEEDBACK, Role.ADMIN)
-    with gateway.limits.hold(key), gateway.place():
-        body = parse_object(await exchange.read_body(MAX_BYTES, gateway.settings.body_seconds))
+    with gateway.limits.hold(key), gateway.places.hold() as held:
+        body = parse_object(await exchange.read_body(MAX_BYTES, gateway.settings.body_seconds, held.reserve))
         gateway.recheck(key)
         rows = body.get("items") if batch else [body]
         if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_ITEMS:

@@ -25,6 +25,7 @@ from serving.gateway.engine_client import EngineClient
 from serving.gateway.errors import CaptureFailed, NotFound, TooLarge, Unavailable, VersionUnavailable
 from serving.gateway.exchange import Exchange
 from serving.gateway.metrics import Metrics
+from serving.gateway.places import Places
 from serving.gateway.redaction import Redactions
 from serving.gateway.snapshot import Follower
 
@@ -56,8 +57,9 @@ class Gateway:
         self.metrics.spool_depth.set_function(lambda: spool.depth)
         self.metrics.revision.set_function(lambda: follower.view.revision)
         self.metrics.workers.set_function(lambda: follower.workers)
-        self._in_flight = 0
-        self.metrics.in_flight.set_function(lambda: self._in_flight)
+        self.places = Places(settings.max_in_flight, settings.max_in_flight_bytes)
+        self.metrics.in_flight.set_function(lambda: self.places.requests)
+        self.metrics.bodies.set_function(lambda: self.places.bytes)
 
     def authenticate(self, exchange: Exchange, *roles: Role) -> Key:
         """The caller's key, if it has one of `roles`; Anthropic's clients send it as `x-api-key`."""
@@ -67,17 +69,6 @@ class Gateway:
     def recheck(self, key: Key) -> None:
         """To be called after each wait and before what the key allows. Raises `Unauthorized`."""
         recheck(self.follower.view.keys, key)
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """One of the turns in progress that this process bounds. Raises `Unavailable`."""
-        if self._in_flight >= self.settings.max_in_flight:
-            raise Unavailable("Too many requests are in progress here: try again in a moment.")
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
 
     @contextmanager
     def carrying(self, engine: Engine) -> Iterator[None]:

@@ -67,6 +67,9 @@ class Metrics:
             "everloop_workers", "Workers of all gateways, which share each key's limits.", registry=self.registry
         )
         self.in_flight = Gauge("everloop_turns_in_progress", "Turns in progress.", registry=self.registry)
+        self.bodies = Gauge(
+            "everloop_body_bytes", "Bytes reserved for the bodies of requests in progress.", registry=self.registry
+        )
 
     def _of(self, metric: M, *labels: str) -> M:
         """`metric.labels(…)`, remembered: six of them took a twentieth of a turn's time."""

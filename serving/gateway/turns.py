@@ -26,6 +26,7 @@ from serving.gateway.engine_client import EngineAnswer, EngineBroke
 from serving.gateway.errors import CaptureFailed, EngineFailed, EngineLost, GatewayError, VersionUnavailable
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
+from serving.gateway.places import Place
 from serving.gateway.progress import Progress, begin
 from serving.gateway.records import Ending, complete, turns_of, versions_of
 from serving.gateway.stream import EventStream
@@ -37,8 +38,8 @@ async def take_turn(gateway: Gateway, exchange: Exchange, dialect: Dialect) -> N
     """Answers one request. Raises `GatewayError` for what the caller is to be told, and `ClientLeft`."""
     exchange.request_id = turn_id = new_turn_id(dialect.name)
     key = gateway.authenticate(exchange, Role.INFERENCE, Role.EVALUATION, Role.ADMIN)  # 1
-    with gateway.limits.hold(key), gateway.place():  # 1
-        turn = await read(gateway, exchange, dialect, key, turn_id)  # 1, 2, 3
+    with gateway.limits.hold(key), gateway.places.hold() as place:  # 1
+        turn = await read(gateway, exchange, dialect, key, turn_id, place)  # 1, 2, 3
         with exchange.watched(turn.caller_left):  # 6
             async with asked(gateway, turn) as answer:  # 3, 7
                 ending = await relay(gateway, turn, answer, exchange)  # 4
@@ -46,10 +47,12 @@ async def take_turn(gateway: Gateway, exchange: Exchange, dialect: Dialect) -> N
             await finish(turn, exchange)
 
 
-async def read(gateway: Gateway, exchange: Exchange, dialect: Dialect, key: Key, turn_id: str) -> Progress:
+async def read(
+    gateway: Gateway, exchange: Exchange, dialect: Dialect, key: Key, turn_id: str, place: Place
+) -> Progress:
     """Steps 1 and 2: the body, bounded; what the dialect reads in it; room to record the answer."""
     settings = gateway.settings
-    body = await exchange.read_body(settings.max_body_bytes, settings.body_seconds)
+    body = await exchange.read_body(settings.max_body_bytes, settings.body_seconds, place.reserve)
     ask = dialect.read(
         body, admin=Role.ADMIN in key.roles, max_samples=settings.max_samples, media_domains=settings.media_domains
     )

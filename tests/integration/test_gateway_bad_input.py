@@ -27,7 +27,7 @@ PATHS = {
     "/v1/feedback/batch": {"items": [SIGNAL]},
 }
 LIMIT = 5 << 20
-SETTINGS = {"max_body_bytes": LIMIT, "body_seconds": 3.0, "default_policy": None}
+SETTINGS = {"max_body_bytes": LIMIT, "body_seconds": 3.0, "default_policy": None, "max_in_flight_bytes": LIMIT}
 HTTP = httpx.Client(timeout=60)
 every_path = pytest.mark.parametrize("path", PATHS)
 every_format = pytest.mark.parametrize("path", TURNS)
@@ -171,6 +171,18 @@ def test_slow_clients(stack: Stack) -> None:
                 waiting.append((path, s))
         for path, s in waiting:
             refused_raw(path, whole(s), 408)
+
+
+@every_path
+def test_a_length_that_never_comes_holds_its_room_no_longer_than_a_body_may_take(stack: Stack, path: str) -> None:
+    length = 4 << 20
+    with socket.create_connection(("127.0.0.1", stack.gateway_port)) as s:
+        s.settimeout(60)
+        s.sendall(head(stack, path, f"Content-Length: {length}") + b"{")
+        refused_raw(path, whole(s), 408)
+        answer = post(stack, path, b"{" * length)
+        assert answer.status_code == 400
+        refused(path, 400, answer.content)
 
 
 @every_path

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from tests.integration.serving_stack import Stack, running, wait_until
 
 pytestmark = pytest.mark.integration
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
-SETTINGS = {"engine_wait_seconds": 0.5, "default_policy": None}
+SETTINGS = {"engine_wait_seconds": 0.5, "default_policy": None, "max_in_flight_bytes": 1 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,44 @@ def test_limits_of_a_key(stack: Stack) -> None:
     httpx.post(f"{engine}/stand-in", json={"delay": 0.0}).raise_for_status()
     slow.join()
     assert post(stack, key=one).status_code == 200
+
+
+def test_bodies_in_progress_are_bounded_together_and_small_ones_pass(stack: Stack) -> None:
+    engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
+    httpx.post(f"{engine}/stand-in", json={"faults": ["hold"]}).raise_for_status()
+    before = asked_of(engine)
+    large = {**BODY, "messages": [{"role": "user", "content": "x" * 600_000}], "max_tokens": 8}
+    signal = {"target": "turn", "id": "x", "kind": "edit", "text": "x" * 600_000}
+    body = json.dumps(large).encode()
+    with socket.create_connection(("127.0.0.1", stack.gateway_port)) as holding:
+        first = "POST /v1/chat/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {stack.shared_key}"
+        holding.sendall("\r\n".join([*first, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+        wait_until(lambda: asked_of(engine) > before, "the large turn")
+        refused(post(stack, large), 503, "unavailable")
+        refused(post(stack, signal, "/v1/feedback"), 503, "unavailable")
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            answer = post(stack, large, path)
+            assert (answer.status_code, answer.json()["type"]) == (503, "error")
+            assert answer.headers["retry-after"]
+        chunked = httpx.post(
+            f"{stack.gateway_url}/v1/chat/completions",
+            content=(b" " * 60_000 for _ in range(10)),
+            headers={"authorization": f"Bearer {stack.shared_key}"},
+        )
+        refused(chunked, 503, "unavailable")
+        assert held(stack) == len(body)
+        assert post(stack).status_code == 200
+    wait_until(lambda: not held(stack), "the end of the large turn")
+    assert post(stack, large).status_code == 200
+    refused(post(stack, b" " * (1 << 20) + body), 413, "request_too_large")
+
+
+def asked_of(engine: str) -> int:
+    return len(httpx.get(f"{engine}/stand-in").json()["requests"])
+
+
+def held(stack: Stack) -> float:
+    return stack.metrics()["everloop_body_bytes"]
 
 
 def test_arms_and_versions(stack: Stack) -> None:
