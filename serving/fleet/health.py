@@ -2,6 +2,10 @@
 
 Control decides who is in service, from heartbeats, within seconds. This bridges those seconds: an engine
 that refused a connection or broke an answer is asked last for a moment, longer each time in a row.
+
+An engine that answers with an error of its own (HTTP 500) is there, and may have failed on the request: a bug that one
+body runs into. Only where another engine takes the same request is the error held against it; otherwise one caller's
+body could have all engines suspected, one after another.
 """
 
 from collections.abc import Callable
@@ -23,6 +27,11 @@ class Suspicion:
         row = self._failures.get(engine_id, 0)
         self._failures[engine_id] = row + 1
         self._until[engine_id] = self._clock() + min(FIRST_SECONDS * 2**row, LONGEST_SECONDS)
+
+    def outdone(self, engine_id: str, by: str) -> None:
+        """The engine answered with an error of its own to a request that the engine `by` then took."""
+        if engine_id != by:
+            self.failed(engine_id)
 
     def answered(self, engine_id: str) -> None:
         """The engine finished an answer: nothing is held against it."""

@@ -4,7 +4,7 @@ from ingest.contracts.fleet import Role
 from ingest.contracts.ids import new_id
 from serving.gateway.dialects.base import Dialect
 from serving.gateway.engine_client import EngineBroke
-from serving.gateway.errors import EngineFailed
+from serving.gateway.errors import EngineErred, EngineFailed
 from serving.gateway.exchange import Exchange
 from serving.gateway.gateway import Gateway
 
@@ -36,6 +36,8 @@ async def count_tokens(gateway: Gateway, exchange: Exchange, dialect: Dialect) -
             except EngineBroke:
                 raise EngineFailed("No engine gave an answer: try again in a moment.") from None
             try:
+                if answer.erred:
+                    raise EngineErred
                 if answer.refused:
                     raise EngineFailed("No engine gave an answer: try again in a moment.")
                 counted, _ = await answer.read()

@@ -24,6 +24,8 @@ RECORD_WAIT_SECONDS = 4
 
 _NOT_THE_CALLERS = frozenset({401, 403, 404, 429})
 """What an engine answers to a gateway whose token or model name is wrong, or when it has no room."""
+_ERRED = frozenset({500, 501})
+"""What vLLM answers where its code raises on a request, and where it says that something is not implemented."""
 
 
 class EngineAnswer:
@@ -38,6 +40,11 @@ class EngineAnswer:
         self.status = connection.status
         self.content_type = connection.headers.get(b"content-type", b"application/json")
         self.is_stream = self.content_type.startswith(b"text/event-stream")
+
+    @property
+    def erred(self) -> bool:
+        """Whether the engine is there, and failed on this request: by a bug of its own, or it lacks what is asked."""
+        return self.status in _ERRED
 
     @property
     def refused(self) -> bool:

@@ -107,6 +107,18 @@ class EngineFailed(GatewayError):
     status, code, retry_after = 502, "engine_failed", 1
 
 
+class EngineErred(GatewayError):
+    """Each engine that was asked failed on this very request."""
+
+    status, code, retry_after = 502, "engine_error", 1
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Each engine that was asked failed on this request: if it fails again, the request is what they fail on. "
+            "Their logs say why."
+        )
+
+
 class EngineLost(GatewayError):
     """The engine went away in mid-answer."""
 

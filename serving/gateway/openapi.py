@@ -158,7 +158,7 @@ _SHAPES = {
 }
 _BODY = (errors.BadRequest, errors.Unauthorized, errors.Forbidden, errors.BodyTimeout, errors.TooLarge)
 _BUSY = (errors.RateLimited, errors.Unavailable)
-_ASKED = (*_BODY, *_BUSY, errors.NotFound, errors.EngineFailed)
+_ASKED = (*_BODY, *_BUSY, errors.NotFound, errors.EngineErred, errors.EngineFailed)
 _TURN = (*_ASKED, errors.VersionUnavailable)
 
 

@@ -23,7 +23,14 @@ from ingest.contracts.fleet import Engine, Key, Role
 from ingest.contracts.ids import new_turn_id
 from serving.gateway.dialects.base import Dialect, Reply
 from serving.gateway.engine_client import EngineAnswer, EngineBroke
-from serving.gateway.errors import CaptureFailed, EngineFailed, EngineLost, GatewayError, VersionUnavailable
+from serving.gateway.errors import (
+    CaptureFailed,
+    EngineErred,
+    EngineFailed,
+    EngineLost,
+    GatewayError,
+    VersionUnavailable,
+)
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
 from serving.gateway.places import Place
@@ -65,10 +72,12 @@ async def read(
 async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer | None]:
     """Steps 3 and 7: an engine's answer from its first byte on; asks a second engine where the first one fails.
 
-    None where the caller left and the engine ended without an answer. Raises `EngineFailed`, `ClientLeft`; where an
-    engine may have generated something, the turn is recorded then, too.
+    None where the caller left and the engine ended without an answer. Raises `EngineErred`, `EngineFailed`,
+    `ClientLeft`; where an engine may have generated something, the turn is recorded then, too.
     """
     tried: list[str] = []
+    erred: list[str] = []
+    """Of those, the ones that a request may be too much for: suspected only where another one then takes it."""
     silent: Engine | None = None
     while len(tried) < 2 and not (tried and turn.overdue):
         try:
@@ -87,6 +96,8 @@ async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer 
         with gateway.carrying(engine):
             answer = await ask(gateway, turn)
             gateway.metrics.dropped(turn.dialect.name, turn.dropped())
+            if erred and answer is not None and answer.status < 400 and not answer.refused:
+                gateway.suspicion.outdone(erred[0], engine.engine_id)
             if turn.left or (answer is not None and not answer.refused):
                 try:
                     yield answer
@@ -99,13 +110,18 @@ async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer 
             if answer is not None:
                 answer.close()
         log.warning("engine %s failed before its first byte: turn %s", engine.engine_id, turn.caller.turn_id)
-        gateway.suspicion.failed(engine.engine_id)
         tried.append(engine.engine_id)
+        if answer is not None and answer.erred:
+            erred.append(engine.engine_id)
+        else:
+            gateway.suspicion.failed(engine.engine_id)
     if silent is not None:
         with suppress(EngineLost):  # that would say it in mid-answer
             await commit(gateway, turn, Ending(engine=silent, lost=True, finished_at=time.time()))
     if turn.left:
         raise ClientLeft
+    if len(erred) == len(tried):
+        raise EngineErred
     raise EngineFailed("No engine gave an answer: try again in a moment.")
 
 

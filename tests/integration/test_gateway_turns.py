@@ -286,6 +286,14 @@ def test_engines_that_only_fail_are_a_502_that_says_when_to_retry(stack: Stack, 
     assert (turn.finish, turn.trainable) == (Finish.ENGINE_LOST, False)
 
 
+def test_a_request_that_engines_fail_on_is_told_so(stack: Stack, client: openai.OpenAI) -> None:
+    script(stack, faults=["error500", "error500"])
+    with pytest.raises(openai.InternalServerError, match="failed on this request") as failed:
+        client.chat.completions.create(model="policy", messages=HI)
+    assert (failed.value.status_code, failed.value.body["code"]) == (502, "engine_error")
+    assert client.chat.completions.create(model="policy", messages=HI).choices
+
+
 def test_an_engine_lost_in_mid_answer_is_an_error_event_and_a_turn(stack: Stack, client: openai.OpenAI) -> None:
     script(stack, faults=["cut"])
     stream = client.chat.completions.create(model="policy", messages=HI, stream=True)
