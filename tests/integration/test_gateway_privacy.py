@@ -129,6 +129,18 @@ def test_a_subject_that_opted_out_is_not_learned_from_until_it_opts_in(stack: St
     assert reason_for("anna") is None
 
 
+def test_a_subject_is_one_person_whichever_application_they_talk_to(stack: Stack) -> None:
+    """Decision 14: an opt-out holds for every key, those made later included; conversations stay apart."""
+    subject = keyed_hash(bytes.fromhex(HASH_SECRET), "subject", "dora")
+    keys = [stack.key(), stack.key()]
+    stack.control("PUT", f"/v1/opted_out/{subject}").raise_for_status()
+    keys.append(stack.key())
+    turns = [stack.turns(turn_id(ask(stack, key=key, user="dora")))[0] for key in keys]
+    assert [turn.untrainable_reason for turn in turns] == ["opted out"] * 3
+    assert {turn.subject for turn in turns} == {subject}
+    assert len({turn.prefix_hashes[0] for turn in turns}) == 3
+
+
 def test_a_request_opts_out_however_it_spells_no_and_a_misspelt_wish_is_refused(stack: Stack) -> None:
     for said, status in (("no", 200), ("No", 200), ("false", 400), ("off", 400)):
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
