@@ -25,7 +25,7 @@ def attribute_slowly(
     heard = _first_of_each([f for f in feedback if f["received_at"] <= cut and ("subject", f["subject"]) not in erased])
     out = {}
     for turn in turns:
-        signals = [f for f in heard if _counts(f, turn, settings, rewards)]
+        signals = [f for f in heard if _counts(f, turn, turns, settings, rewards)]
         current = _current(signals)
         reward = None
         if current:
@@ -53,11 +53,14 @@ def _first_of_each(feedback: list[Row]) -> list[Row]:
     return list(first.values())
 
 
-def _counts(f: Row, turn: Row, settings: AttributionSettings, rewards: RewardSettings) -> bool:
+def _counts(f: Row, turn: Row, turns: list[Row], settings: AttributionSettings, rewards: RewardSettings) -> bool:
     if f["target"] == "turn":
         aimed = f["target_id"] == turn["turn_id"] and f["sample"] == turn["sample"]
     else:
-        aimed = f["target_id"] == turn["session_id"] and turn["started_at"] <= f["received_at"]
+        named = [f["target_id"]]
+        if f["target"] == "session_of_turn":
+            named = [t["session_id"] for t in turns if (t["turn_id"], t["sample"]) == (f["target_id"], f["sample"])]
+        aimed = turn["session_id"] in named and turn["started_at"] <= f["received_at"]
     allowed = f["key_id"] == turn["key_id"] or f["key_id"] in settings.trusted_keys
     in_time = f["received_at"] <= turn["finished_at"] + settings.window_seconds
     return aimed and allowed and in_time and _number(f, rewards) is not None
@@ -67,7 +70,7 @@ def _current(signals: list[Row]) -> list[Row]:
     last: dict[tuple, Row] = {}
     for f in sorted(signals, key=lambda f: (f["received_at"], f["occurred_at"], f["spool_id"], f["sequence"])):
         question = "verdict" if f["kind"] in ("accept", "reject") else f["kind"]
-        last[f["target"], f["source"], question] = f
+        last[f["target"] == "turn", f["source"], question] = f
     return list(last.values())
 
 

@@ -47,9 +47,11 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True, tag="feedback", omit_d
     schema: int = 1
     feedback_id: str
     target: str
-    """`turn` or `session`."""
+    """`turn`, `session`, or `session_of_turn`: the session that a turn is part of, for sessions that nobody named."""
     target_id: str
+    """The turn's id; for `session` the hash of its name."""
     sample: int = 0
+    """Which one of the turn's samples is meant."""
     kind: Kind
     value: float | None = None
     text: str | None = None
@@ -62,8 +64,8 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True, tag="feedback", omit_d
 
     def check(self) -> None:
         """Raises `ContractError` with what is missing or out of range."""
-        if self.target not in ("turn", "session"):
-            raise ContractError(f'target must be "turn" or "session", not "{self.target}"')
+        if self.target not in ("turn", "session", "session_of_turn"):
+            raise ContractError(f'target must be "turn", "session" or "session_of_turn", not "{self.target}"')
         if self.kind in (Kind.SCORE, Kind.OUTCOME) and (self.value is None or not -1 <= self.value <= 1):
             raise ContractError(f"{self.kind} needs a value between -1 and 1")
         if self.kind in (Kind.EDIT, Kind.COMMENT) and self.text is None:

@@ -39,11 +39,14 @@ aimed AS (
     WHERE h.target = 'turn'
     UNION ALL
     SELECT
-        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, h.target, h.kind,
-        h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at, h.received_at, h.spool_id, h.sequence,
-        h.copy
-    FROM heard h JOIN turn t ON h.target_id = t.session_id
-    WHERE h.target = 'session' AND t.started_at <= h.received_at
+        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender,
+        'session' AS target, h.kind, h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at,
+        h.received_at, h.spool_id, h.sequence, h.copy
+    FROM heard h
+    LEFT JOIN lake_turns n
+        ON h.target = 'session_of_turn' AND h.target_id = n.turn_id AND h.sample = n.sample AND n.finished_at <= $cut
+    JOIN turn t ON t.session_id = CASE WHEN h.target = 'session' THEN h.target_id ELSE n.session_id END
+    WHERE h.target <> 'turn' AND t.started_at <= h.received_at
     UNION ALL
     SELECT
         turn_id, sample, key_id, closes_at, feedback_id, key_id AS sender, 'turn' AS target, rule AS kind,

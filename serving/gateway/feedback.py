@@ -1,10 +1,11 @@
 """`POST /v1/feedback` and `/v1/feedback/batch`: what somebody said, or did, about a turn or a session.
 
-    {"target": "turn"|"session", "id": …, "kind": …, "sample"?, "value"?, "text"?, "source"?,
+    {"target": "turn"|"session"|"session_of_turn", "id": …, "kind": …, "sample"?, "value"?, "text"?, "source"?,
      "idempotency_key"?, "occurred_at"?, "user"?}          a batch: {"items": […]}, all of it or nothing
 
 202 once it is on the spool. It may come before its turn; whether the sender may speak for the turn is decided
-when they are joined. A session is named as in `x-everloop-session`.
+when they are joined. A session is named as in `x-everloop-session`; one that has no name there, for it is known by its
+conversation, as the session of any of its turns, by that turn's id.
 
 `source` is `user`, `application`, `simulator`, or `implicit:<rule>` where the application watched its user and guessed.
 The sources of the signals that everloop computes itself are refused: what bears them was computed.
@@ -36,7 +37,7 @@ _SOURCE = re.compile(r"user|application|simulator|implicit:[a-z0-9_.-]{1,64}")
 class Item(msgspec.Struct, forbid_unknown_fields=True):
     """One signal as a caller sends it."""
 
-    target: Literal["turn", "session"]
+    target: Literal["turn", "session", "session_of_turn"]
     id: Annotated[str, Meta(min_length=1, max_length=256)]
     kind: Kind
     sample: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0

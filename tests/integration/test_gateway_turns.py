@@ -136,6 +136,11 @@ def test_a_conversation_is_one_session_and_a_named_one_is_its_callers(stack: Sta
     parent, child, stranger = (stack.turns(answer.id)[0] for answer in (first, second, other))
     assert parent.session_id == child.session_id != stranger.session_id
     assert parent.prefix_hashes[-1] in child.prefix_hashes[:-2]
+    body = {"target": "session_of_turn", "id": second.id, "kind": "outcome", "value": 1}
+    client.post("/feedback", body=body, cast_to=dict)
+    wait_until(
+        lambda: any(isinstance(e, Feedback) and e.target_id == second.id for e in stack.events()), "the feedback"
+    )
     named = [
         client.chat.completions.create(model="policy", messages=HI, extra_headers={"x-everloop-session": "s-1"})
         for _ in range(2)

@@ -131,6 +131,24 @@ def test_session_feedback_reaches_the_turns_that_had_begun(tmp_path: Path) -> No
     assert found["c"][0] == found["other"][0] == "silent"
 
 
+def test_a_session_that_nobody_named_is_reached_by_any_of_its_turns(tmp_path: Path) -> None:
+    def rewards() -> dict[tuple[str, int], float | None]:
+        with attributed(tmp_path, "p", SETTINGS, REWARDS, Cut(1000.0, 1000.0), ()) as join:
+            rows = join.execute("SELECT turn_id, sample, reward FROM attributed").fetchall()
+        return {(turn_id, sample): reward for turn_id, sample, reward in rows}
+
+    turns = [turn(name, session_id="s", finished_at=at) for name, at in (("a", 100.0), ("b", 110.0))]
+    land(tmp_path, "turns", *turns, turn("b", sample=1, session_id="r"), turn("other", policy="q", session_id="r"))
+    said = [feedback(*what, value=0.5, target="session_of_turn") for what in (("b", "outcome"), ("unknown", "outcome"))]
+    land(tmp_path, "feedback", *said)
+    assert rewards() == {("a", 0): 0.5, ("b", 0): 0.5, ("b", 1): None}
+    by_name = feedback("s", "outcome", target="session", value=-0.5, received_at=120)
+    land(tmp_path, "feedback", by_name)
+    assert rewards() == {("a", 0): -0.5, ("b", 0): -0.5, ("b", 1): None}
+    land(tmp_path, "feedback", feedback("other", "outcome", value=1.0, target="session_of_turn"))
+    assert rewards()["b", 1] == 1.0
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -298,12 +316,13 @@ def histories(draw: st.DrawFn) -> tuple[list[dict], list[dict], set[tuple[str, s
         )
     said = []
     for number in range(draw(st.integers(0, 6))):
-        on_turn = draw(st.booleans())
+        target = draw(st.sampled_from(["turn", "session", "session_of_turn"]))
+        on_turn = target != "session"
         said.append(
             feedback(
                 draw(st.sampled_from(["t0", "t1", "t2"] if on_turn else ["s", "r"])),
                 draw(st.sampled_from(["accept", "reject", "score", "comment", "abstain"])),
-                target="turn" if on_turn else "session",
+                target=target,
                 sample=draw(st.integers(0, 1)) if on_turn else 0,
                 value=draw(st.sampled_from([-0.5, 0.125])),
                 source=draw(st.sampled_from(["user", "application"])),

@@ -42,6 +42,11 @@ def test_a_session_is_hashed_as_the_gateway_hashes_its_header() -> None:
     assert feedback(target="session", id="s-1", kind="outcome", value=1).target_id == session_hash(b"secret", "s-1")
 
 
+def test_a_session_without_a_name_is_named_by_a_turn_of_it() -> None:
+    signal = feedback(target="session_of_turn", id="chatcmpl-1", sample=2, kind="outcome", value=1)
+    assert (signal.target, signal.target_id, signal.sample) == ("session_of_turn", "chatcmpl-1", 2)
+
+
 @pytest.mark.parametrize(
     "body",
     [
