@@ -21,6 +21,12 @@ class Metrics:
         self._requests = Counter(
             "everloop_requests_total", "Answers by HTTP status.", ("path", "status"), registry=self.registry
         )
+        self._refused = Counter(
+            "everloop_refused_heads_total",
+            "Requests refused before any path took them: heads that are no HTTP, too large or too slow; bad chunks.",
+            ("code",),
+            registry=self.registry,
+        )
         labels = ("policy", "version", "arm")
         self._turns = Counter(
             "everloop_turns_total", "Turns by how they ended.", (*labels, "finish"), registry=self.registry
@@ -81,6 +87,10 @@ class Metrics:
     def answered(self, path: str, status: int) -> None:
         """One HTTP answer. `path` is a route, never what a caller made up."""
         self._of(self._requests, path, str(status)).inc()
+
+    def refused(self, code: str) -> None:
+        """A request that HTTP's parser refused, or whose head came too late or was too large."""
+        self._of(self._refused, code).inc()
 
     def captured(self, turns: list[Turn], version: str) -> None:
         """Turns that are on the spool now. `version` is the one that most of them, or all, come from."""

@@ -9,6 +9,7 @@
 """
 
 import asyncio
+from collections.abc import Callable
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -22,9 +23,11 @@ _OFFERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. `head_seconds` is how long the head of a request may take."""
+    """One connection. `head_seconds` is how long the head of a request may take; `refused` gets the code of an error
+    for each request that the application never hears of."""
 
     head_seconds: float
+    refused: Callable[[str], None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -105,6 +108,7 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self, error: GatewayError) -> None:
         """Answers, where no answer has begun, and closes the connection."""
+        self.refused(error.code)
         self._head_came()
         cycle = self.cycle
         if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.response_started):
@@ -119,6 +123,6 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(head_seconds: float) -> type[Protocol]:
-    """The protocol with this bound."""
-    return type("BoundedProtocol", (Protocol,), {"head_seconds": head_seconds})
+def bounded(head_seconds: float, refused: Callable[[str], None]) -> type[Protocol]:
+    """The protocol with this bound, telling `refused` what it refuses."""
+    return type("BoundedProtocol", (Protocol,), {"head_seconds": head_seconds, "refused": staticmethod(refused)})

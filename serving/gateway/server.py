@@ -86,7 +86,8 @@ def serve(
             snapshot=snapshot,
             workers=workers,
         )
-        uvloop.run(_work(app, bounded(settings.body_seconds), index, public, admin, pipes))
+        protocol = bounded(settings.body_seconds, lambda code: app.gateway.metrics.refused(code))
+        uvloop.run(_work(app, protocol, index, public, admin, pipes))
 
     if workers == 1:
         work(0)

@@ -264,9 +264,12 @@ def test_a_head_without_end(stack: Stack, path: str) -> None:
 
 
 def test_what_is_no_http(stack: Stack) -> None:
+    counted = 'everloop_refused_heads_total{code="invalid_request"}'
+    before = stack.metrics().get(counted, 0.0)
     for start in (b"GARBAGE\r\n\r\n", b"\x16\x03\x01\x00\xa5\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0" * 50):
         refused_raw("/", say(stack, start), 400)
     refused_raw("/", say(stack, b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"), 400)
+    assert stack.metrics()[counted] == before + 5
     refused_raw("/", say(stack, b"GET /%ff%00 HTTP/1.1\r\nHost: x\r\nx-everloop-session: \xff\xfe\r\n\r\n"), 404)
     assert post(stack, "/v1/messages", TALK, **{"x-everloop-session": "s" * 5000}).status_code == 200
 

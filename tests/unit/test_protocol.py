@@ -12,11 +12,12 @@ ASKED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
+    """A transport that keeps what is written, and what was counted as refused."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written, self.closed = b"", False
+        self.refused: list[str] = []
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -50,7 +51,7 @@ class Answering:
 async def connected() -> tuple[Answering, Protocol, Wire]:
     app, wire = Answering(), Wire()
     config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
-    protocol = bounded(3600.0)(config=config, server_state=ServerState(), app_state={})
+    protocol = bounded(3600.0, wire.refused.append)(config=config, server_state=ServerState(), app_state={})
     protocol.connection_made(wire)
     return app, protocol, wire
 
@@ -73,6 +74,7 @@ async def test_a_late_head_waits_for_the_answer_before_it() -> None:
     protocol._head_late()
     assert b"HTTP/1.1 408 " in wire.written
     assert b'{"type":"error"' in wire.written
+    assert wire.refused == ["body_timeout"]
     assert wire.closed
     protocol.connection_lost(None)
 
@@ -84,6 +86,7 @@ async def test_garbage_in_mid_answer_ends_the_connection_and_is_no_part_of_the_a
     protocol.data_received(b"GARBAGE")
     assert wire.closed
     assert wire.written.endswith(b"ab")
+    assert wire.refused == ["invalid_request"]
     app.may_end.set()
     protocol.connection_lost(None)
 
@@ -91,7 +94,7 @@ async def test_garbage_in_mid_answer_ends_the_connection_and_is_no_part_of_the_a
 async def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
     _, protocol, wire = await connected()
     protocol._head_late()
-    assert (wire.closed, wire.written) == (True, b"")
+    assert (wire.closed, wire.written, wire.refused) == (True, b"", [])
     protocol.connection_lost(None)
 
 
@@ -103,4 +106,5 @@ async def test_a_head_may_have_its_full_length_and_no_more() -> None:
         protocol.data_received(b"a" * (HEAD_BYTES - len(begin) + more))
         assert wire.written.startswith(status)
         assert wire.closed == bool(status)
+        assert wire.refused == ["head_too_large"] * more
         protocol.connection_lost(None)
