@@ -10,6 +10,7 @@ sentence on standard error, exit code 1; wrong usage is exit code 2; `--json` wh
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -33,6 +34,23 @@ app.add_typer(log.app, name="log", help="The event log: tail, count.")
 app.add_typer(kafka.app, name="kafka", help="A Kafka broker on this machine, for development: up, down.")
 app.add_typer(config.app, name="config", help="The configuration: check, reference.")
 processes.add_to(app)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(version("everloop"))
+        raise typer.Exit
+
+
+@app.callback()
+def everloop(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """The serving backend whose model keeps learning from its users."""
 
 
 def main() -> None:

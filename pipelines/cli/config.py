@@ -9,7 +9,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command()
 def check(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Read the configuration and say what is wrong with it; with --json, print it as it is understood."""
+    """Read the configuration and say what is wrong with it. With --json, print it as it is understood."""
     from pipelines.config import load
 
     found = load(config)

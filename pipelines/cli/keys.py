@@ -27,6 +27,10 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a key. It is shown now and never again."""
+    from ingest.contracts.fleet import Role
+
+    for unknown in sorted(set(role) - set(Role)):
+        raise typer.BadParameter(f'"{unknown}" is none of {", ".join(Role)}', param_hint="--role")
     made = _control(config).create_key(name, role, train, requests_per_minute, concurrency)
     if as_json:
         print_json(made)

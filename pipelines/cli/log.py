@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command()
 def tail(
-    count: Annotated[int, typer.Option("--count", "-n", help="The last so many events.")] = 10,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="The last so many events.")] = 10,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
     """Print the last events that are sealed, one JSON object a line."""

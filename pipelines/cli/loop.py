@@ -23,7 +23,7 @@ def run(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the loop once, now, or go on with the run that is unfinished.
+    """Run the loop once, now, or go on with an unfinished run.
 
     A scheduler that is running does it, for its workers are warm; otherwise this process does.
     """

@@ -1,7 +1,6 @@
 """`everloop up`, `down`, `status`, `doctor`: the processes of this machine."""
 
 import sys
-from typing import Annotated
 
 import typer
 
@@ -15,7 +14,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def up(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Start everything on this machine, and wait until it is in service."""
+    """Start everything here, and wait until it is in service."""
     from pipelines.cli.progress import showing
     from pipelines.config import load
     from pipelines.stack.up import Stack
@@ -72,9 +71,11 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 def doctor(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
-    home: Annotated[bool, typer.Option(help="Look for processes that a killed stack left.")] = True,
 ) -> None:
-    """Check machine, packages, configuration and leftovers; exit code 1 where something keeps `up` from starting."""
+    """Check machine, packages, configuration and leftovers.
+
+    Exit code 1 where something keeps `up` from starting.
+    """
     from pipelines.cli.parts import open_home
     from pipelines.stack import checks, leftovers
     from pipelines.stack.supervisor import Supervisor
@@ -82,9 +83,9 @@ def doctor(
     found, folder = open_home(config)
     supervisor = Supervisor(folder)
     running = supervisor.running
-    left = leftovers.find(folder.root, supervisor.pid) if home and not running else []
+    left = [] if running else leftovers.find(folder.root, supervisor.pid)
     all_checks = checks.all_of(found, folder.root, begun=running or bool(left))
-    if home and not running:
+    if not running:
         all_checks.append(
             checks.Check(
                 "leftovers",

@@ -9,16 +9,19 @@
 Invariant: a promise that was not kept is a sentence and exit code 1. Nothing is shown better than it was.
 """
 
+import argparse
 import os
 from pathlib import Path
 
+HELP = """The loop on a small real model, in about fifteen minutes; then it stays up until Ctrl-C. In the environment:
+DEMO=once ends by itself, DEMO_CYCLES is the number of cycles (default: 3). It is run in a checkout: `demo/` and
+`.cache/` are taken from the working folder."""
+
 
 def main() -> None:
-    """`everloop demo`: raises `SystemExit` with 0, or with 1 where something failed.
-
-    `DEMO=once` takes the stack down at the end, `DEMO_CYCLES` is the number of cycles (default 3). It is run in a
-    checkout: `demo/` and `.cache/` are taken from the working folder.
-    """
+    """`everloop demo`: raises `SystemExit` with 0, or with 1 where something failed, or 2 for wrong usage."""
+    # It takes no options, but `--help` must not start a quarter of an hour of work.
+    argparse.ArgumentParser(prog="everloop demo", description=HELP).parse_args()
     from pipelines.demo.main import Options, run
 
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its client would write into the live view

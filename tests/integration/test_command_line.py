@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def everloop(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     command = [sys.executable, "-m", "pipelines.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
 
@@ -37,6 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def test_help_names_every_command(folder: Path) -> None:
     done = everloop(folder, "--help")
     assert done.returncode == 0
+    assert "...\n" not in done.stdout.partition("Options:")[2], "a command's first sentence is too long for the list"
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and line.strip()}
     assert {
         *("up", "down", "status", "doctor", "run", "runs", "train", "evaluate", "versions", "promote", "rollback"),
@@ -56,6 +58,9 @@ def test_help_names_every_command(folder: Path) -> None:
         (("runs", "r9"), 1, 'there is no run "r9"'),
         (("run", "-p", "other"), 1, 'there is no policy "other": the configuration has helper'),
         (("kafka", "down"), 1, "no broker was started in"),
+        (("keys", "create", "app", "--role", "nope"), 2, '"nope" is none of inference, feedback, admin, evaluation'),
+        (("log", "tail", "-n", "-1"), 2, "--count"),
+        (("demo", "--cycles", "1"), 2, "unrecognized arguments"),
     ],
 )
 def test_errors_are_one_sentence_on_standard_error(folder: Path, words: tuple[str, ...], code: int, said: str) -> None:
@@ -114,10 +119,15 @@ def test_doctor_tells_and_its_code_says_whether_up_would_start(folder: Path) -> 
     assert found["leftovers"]["ok"]
 
 
-def test_a_part_of_everloop_is_a_command_with_its_own_options(folder: Path) -> None:
-    done = everloop(folder, "gateway", "--help")
+@pytest.mark.parametrize(("part", "said"), [("gateway", "--spool"), ("demo", "DEMO=once")])
+def test_a_part_of_everloop_is_a_command_with_its_own_options(folder: Path, part: str, said: str) -> None:
+    done = everloop(folder, part, "--help")
     assert done.returncode == 0
-    assert "--spool" in done.stdout
+    assert said in done.stdout
+
+
+def test_the_version(folder: Path) -> None:
+    assert everloop(folder, "--version").stdout.strip() == version("everloop")
 
 
 def test_keys_and_opt_outs_of_a_running_control(folder: Path) -> None:
