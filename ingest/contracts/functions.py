@@ -12,7 +12,7 @@ def load_function(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever somebody's module raises
         raise ContractError(f"cannot be imported ({error})") from error
     if not callable(function):
         raise ContractError("is no function")

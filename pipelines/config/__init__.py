@@ -6,6 +6,7 @@ arguments: a stage gets its own settings, and nothing looks a value up. Importin
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -197,7 +198,13 @@ class Config(_Model):
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in the file `path` under `environment`; raises `ConfigError`, one sentence a problem."""
+    """The configuration in the file `path` under `environment`; raises `ConfigError`, one sentence a problem.
+
+    Modules beside the file can be imported afterwards: `module:function` may name them, and the stack runs there.
+    """
     config = read(path, environment, Config)
-    home = path.resolve().parent / config.everloop.home
+    folder = path.resolve().parent
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    home = folder / config.everloop.home
     return config.model_copy(update={"everloop": config.everloop.model_copy(update={"home": home})})

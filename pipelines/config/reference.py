@@ -12,7 +12,8 @@ from pydantic_core import PydanticUndefined
 _HEAD = """# Configuration
 
 One TOML file; `EVERLOOP__SECTION__KEY=value` in the environment overrides a key. Unknown keys are errors. Relative
-paths are taken from the folder of the file. This page is generated: `everloop config reference`.
+paths are taken from the folder of the file, and `module:function` may name a module there. This page is generated:
+`everloop config reference`.
 """
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from ingest.contracts.errors import ContractError
+from ingest.contracts.functions import load_function
 from pipelines.config import Config
 from pipelines.stack.addresses import is_free, wanted
 
@@ -79,7 +81,7 @@ def machine(config: Config, home: Path, memory: int | None = None) -> Iterator[C
 
 
 def models(config: Config) -> Iterator[Check]:
-    """The folders that policies start from, and the questions they are judged by."""
+    """The folders that policies start from, the questions they are judged by, and the functions they name."""
     for name, policy in config.policies.items():
         folder = policy.model
         yield Check(
@@ -96,6 +98,15 @@ def models(config: Config) -> Iterator[Check]:
             f"policy {name} is judged by {policy.evaluation.suite}, which does not exist: "
             f"set policies.{name}.evaluation.suite",
         )
+        named = {
+            "evaluation.target": policy.evaluation.target,
+            "redaction.function": policy.redaction.function,
+            "rewards.implicit.classifier": policy.rewards.implicit.classifier,
+        }
+        problems = [
+            problem for key, path in named.items() if path and (problem := _missing(f"policies.{name}.{key}", path))
+        ]
+        yield Check(f"functions of {name}", not problems, ", ".join(filter(None, named.values())), "; ".join(problems))
     yield Check("policies", bool(config.policies), str(len(config.policies)), "add a table [policies.NAME]")
     yield Check(
         "engines", bool(config.engines), str(len(config.engines)), "add [[engines]], one serve and one evaluation"
@@ -118,6 +129,14 @@ def kafka(config: Config) -> Check:
     fatal = config.log.kind == "kafka" and config.log.own_broker
     advice = f'{said} Or set [log] kind = "embedded".'
     return Check("kafka", said is None, said or "a broker can run here", advice, fatal=fatal)
+
+
+def _missing(key: str, path: str) -> str:
+    try:
+        load_function(path)
+    except ContractError as error:
+        return f"{key} names {path}, which {error}: its module stands beside the configuration, or is installed"
+    return ""
 
 
 def _available() -> int:

@@ -112,6 +112,21 @@ def test_what_the_machine_lacks_is_a_sentence_each(config_path: Path, tmp_path: 
     assert "set policies.helper.evaluation.suite" in missing["suite of helper"]
 
 
+def test_functions_are_found_beside_the_configuration_or_are_a_sentence(config_path: Path) -> None:
+    def said() -> str:
+        (check,) = (c for c in checks.models(load(config_path, {})) if c.name == "functions of helper")
+        return "" if check.ok else check.advice
+
+    text = config_path.read_text().replace("mytask:score", "beside_the_file:score")
+    config_path.write_text(text)
+    assert "policies.helper.evaluation.target names beside_the_file:score, which cannot be imported" in said()
+    module = config_path.with_name("beside_the_file.py")
+    module.write_text("def score(:")
+    assert "invalid syntax" in said()
+    module.write_text("def score(question, answer, finish): return 1.0")
+    assert said() == ""
+
+
 def test_the_supervisors_configuration_has_every_process_and_no_secret(config_path: Path, home: Home) -> None:
     config = load(
         config_path, {"EVERLOOP__ENGINES__0__ENVIRONMENT__RATE": '"5%"', "EVERLOOP__ENGINES__0__ARGS": '["-x"]'}
