@@ -2,6 +2,7 @@
 
 import secrets as random
 import threading
+import urllib.request
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from pipelines.stack import addresses, secrets
 def train(config: Config, home: Home, policy: str, dataset: str, parent: str | None) -> dict:
     """The manifest of a new checkpoint `chand-…`, trained on `dataset` from `parent` (default: the base)."""
     folder = home.datasets / policy / dataset
-    _must_exist(folder, f"everloop runs shows the datasets of {policy}")
+    _must_exist(folder)
     origin = home.checkpoint(policy, parent or BASE)
-    _must_exist(origin, f"everloop versions shows the checkpoints of {policy}")
+    _must_exist(origin)
     workers = workers_of(config, home)
     try:
         return workers.call(
@@ -43,7 +44,7 @@ def evaluate(
 ) -> dict:
     """The verdict on `checkpoint`, sampled through the running stack, in `output` (default: below `run/`)."""
     folder = home.checkpoint(policy, checkpoint)
-    _must_exist(folder, f"everloop versions shows the checkpoints of {policy}")
+    _must_exist(folder)
     where, keys = addresses.load(home), secrets.load_or_create(home.run / "secrets.json")
     control, settings = Control(where.control, keys.control_token), config.policies[policy]
     if champion is None:
@@ -75,7 +76,7 @@ def versions(home: Home, policy: str) -> list[dict]:
     """The policy's versions in the registry, the newest first."""
     from promotion import registry
 
-    found = registry.versions(mlflow=addresses.load(home).mlflow, policy=policy, checkpoints=home.checkpoints)
+    found = registry.versions(mlflow=_mlflow(home), policy=policy, checkpoints=home.checkpoints)
     return [asdict(version) for version in found]
 
 
@@ -83,7 +84,7 @@ def promote(home: Home, policy: str, checkpoint: str, override: str | None) -> N
     """Moves the alias `champion`; raises where the version may not serve and no reason overrides that."""
     from promotion import registry
 
-    where = addresses.load(home).mlflow
+    where = _mlflow(home)
     registry.promote(
         mlflow=where, checkpoints=home.checkpoints, policy=policy, checkpoint_id=checkpoint, override=override
     )
@@ -93,13 +94,24 @@ def rollback(home: Home, policy: str, to: str | None) -> str:
     """Moves the alias back to `to`, or to what served last before; the checkpoint's id."""
     from promotion import registry
 
-    where = addresses.load(home).mlflow
+    where = _mlflow(home)
     if to is None:
         return registry.rollback(mlflow=where, checkpoints=home.checkpoints, policy=policy)
     registry.promote(mlflow=where, checkpoints=home.checkpoints, policy=policy, checkpoint_id=to)
     return to
 
 
-def _must_exist(folder: Path, hint: str) -> None:
+def _mlflow(home: Home) -> str:
+    """Its address; raises at once where it does not answer: MLflow's own client would try for minutes."""
+    url = addresses.load(home).mlflow
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=10):
+            return url
+    except OSError as error:
+        raise PipelineError(f"MLflow does not answer at {url} ({error}): `everloop status` tells what runs") from None
+
+
+def _must_exist(folder: Path) -> None:
     if not (folder / "manifest.json").exists():
-        raise PipelineError(f"{folder} is not complete or does not exist: {hint}")
+        there_are = sorted(path.parent.name for path in folder.parent.glob("*/manifest.json"))
+        raise PipelineError(f"{folder} is not complete or does not exist; there are: {', '.join(there_are) or 'none'}")

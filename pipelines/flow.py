@@ -78,7 +78,7 @@ class Flow:
 
     def _loop(self, run: Run, min_turns: int) -> None:
         do, s = self._do, self._stages
-        landed = do(run, Stage.LAND, lambda: s.land(run), enough=lambda result: result["ready"] >= min_turns)
+        landed = do(run, Stage.LAND, lambda: s.land(run), needed=min_turns)
         do(run, Stage.FREEZE, lambda: s.freeze(run, landed))
         do(run, Stage.GATE, lambda: s.gate(run))
         origin = do(run, Stage.LINEAGE, lambda: s.lineage(run))
@@ -88,19 +88,17 @@ class Flow:
         decided = do(run, Stage.DECIDE, lambda: s.decide(run, verdict))
         do(run, Stage.ROLL_OUT, lambda: s.roll_out(run, decided))
 
-    def _do(
-        self, run: Run, stage: Stage, work: Callable[[], dict], enough: Callable[[dict], bool] = lambda result: True
-    ) -> dict:
-        """What the stage returned, now or before the process was killed."""
+    def _do(self, run: Run, stage: Stage, work: Callable[[], dict], needed: int = 0) -> dict:
+        """What the stage returned, now or before the process was killed. `needed`: how many turns must be ready."""
         result = self._runs.get(run.run_id).result(stage)
         if result is None:
             if self._stopping():
                 raise Interrupted(f"stopped before {stage}")
             result = self._work(run, stage, work)
-            finished = enough(result)
+            finished = result.get("ready", 0) >= needed
             self._runs.end(run.run_id, stage, StageState.FINISHED if finished else StageState.WAITING, result)
             if not finished:
-                raise Waiting(f"{result['ready']} turns are ready, too few to go on with")
+                raise Waiting(f"{result['ready']} of {needed} turns are ready")
         if "ended" in result:
             raise Ended(Outcome(result["ended"]), result["reason"])
         return result

@@ -9,6 +9,7 @@ sentence on standard error, exit code 1; wrong usage is exit code 2; `--json` wh
 - `processes`: gateway, control, engine, simulate, demo: as `python -m …`, with its own options
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -55,6 +56,7 @@ def everloop(
 
 def main() -> None:
     """The command `everloop`."""
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its client would write between our lines
     try:
         app()
     except Exception as error:

@@ -53,16 +53,21 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
     print(f"{'running' if found['running'] else 'down'} in {found['home']} · spool {found['spool_bytes'] / 1e6:.1f} MB")
     for problem in found["problems"]:
         print(problem, file=sys.stderr)
+    if found["running"]:
+        print(" · ".join(f"{name} {url}" for name, url in found["addresses"].items() if url))
     if found["processes"]:
+        print()
         rows = ((p["name"], p["state"], p["pid"], when(p["since"])) for p in found["processes"])
         print_table(("process", "state", "pid", "since"), rows)
     if found["engines"]:
+        print()
         columns = ("engine_id", "policy", "role", "state", "version", "error")
         print_table(columns, ([engine[column] for column in columns] for engine in found["engines"]))
+    print()
     print_table(
         ("policy", "desired", "converged", "last run", "", "next look"),
         (
-            (name, p["desired"], p["converged"], *_last(p["last_run"]), when(p["next_run"]))
+            (name, p["desired"], p["converged"] if found["running"] else "", *_last(p["last_run"]), when(p["next_run"]))
             for name, p in found["policies"].items()
         ),
     )

@@ -33,6 +33,10 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
         return f"http://{HOST}:{self.ports['gateway']}"
 
     @property
+    def metrics(self) -> str:
+        return f"http://{HOST}:{self.ports['gateway-admin']}/metrics"
+
+    @property
     def control(self) -> str:
         return f"http://{HOST}:{self.ports['control']}"
 

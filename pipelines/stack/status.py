@@ -26,9 +26,10 @@ def status(config: Config) -> dict:
     problems: list[str] = []
     fleet: dict = {"policies": [], "engines": [], "converged": {}}
     where: dict = {}
-    if supervisor.running:
+    running = supervisor.running
+    if running:
         found = addresses.load(home)
-        where = {"gateway": found.gateway, "control": found.control, "mlflow": found.mlflow, "kafka": found.kafka}
+        where = {name: getattr(found, name) for name in ("gateway", "metrics", "control", "mlflow", "kafka")}
         try:
             keys = secrets.load_or_create(home.run / "secrets.json")
             fleet = Control(found.control, keys.control_token, timeout=3).fleet()
@@ -40,9 +41,9 @@ def status(config: Config) -> dict:
         )
     desired = {policy["name"]: policy["desired"]["version"] for policy in fleet["policies"]}
     runs = Runs(home.database) if home.database.exists() else None
-    looks = next_looks(home.database)
+    looks = next_looks(home.database) if running else {}
     return {
-        "running": supervisor.running,
+        "running": running,
         "home": str(home.root),
         "addresses": where,
         "processes": [msgspec.to_builtins(process) for process in supervisor.processes()],

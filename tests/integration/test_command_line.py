@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from ingest.contracts.ids import keyed_hash
+from pipelines.cli import stack as commands
+from pipelines.config import load
 from pipelines.home import Home
 from pipelines.records import Outcome, RunState, Stage, StageState
 from pipelines.runs import Runs
-from pipelines.stack import secrets
-from pipelines.stack.addresses import Addresses
+from pipelines.stack import secrets, status
+from pipelines.stack.addresses import Addresses, free_port
 from tests.integration.serving_stack import CONTROL_TOKEN, Stack
 from tests.unit.test_config import GOOD
 
@@ -94,6 +96,34 @@ def test_status_as_json_of_a_stack_that_is_down(folder: Path) -> None:
     (listed,) = json.loads(everloop(folder, "runs", "--json").stdout)
     assert (listed["run_id"], listed["reason"]) == (run.run_id, "the interval holds 0")
     assert "land" in everloop(folder, "runs", run.run_id).stdout
+
+
+def test_what_asks_mlflow_says_at_once_that_it_is_away(folder: Path) -> None:
+    home = Home.at(folder / "here").create()
+    where = Addresses(ports={"mlflow": free_port()})
+    (home.run / "ports.json").write_bytes(msgspec.json.encode(where))
+    for words in (("versions",), ("rollback",), ("promote", "c1", "--override", "because")):
+        done = everloop(folder, *words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"MLflow does not answer at {where.mlflow}" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_training_on_what_is_not_there_says_what_there_is(folder: Path) -> None:
+    made = Home.at(folder / "here").datasets / "helper" / "d1"
+    made.mkdir(parents=True)
+    (made / "manifest.json").touch()
+    assert "d7 is not complete or does not exist; there are: d1" in everloop(folder, "train", "d7").stderr
+
+
+def test_status_shows_where_a_running_stack_listens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = status.status(load(folder / "everloop.toml", {}))
+    where = {"gateway": "http://127.0.0.1:8700", "metrics": "http://127.0.0.1:8701/metrics", "kafka": None}
+    monkeypatch.setattr(status, "status", lambda config: down | {"running": True, "addresses": where})
+    commands.status(folder / "everloop.toml")
+    assert "gateway http://127.0.0.1:8700 · metrics http://127.0.0.1:8701/metrics\n" in capsys.readouterr().out
 
 
 def test_status_counts_segments_that_were_set_aside(folder: Path) -> None:
