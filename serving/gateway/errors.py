@@ -21,6 +21,11 @@ class GatewayError(Exception):
         self.message = message
         self.param = param
 
+    @property
+    def in_stream(self) -> str:
+        """`message` for mid-answer, where words must say that trying again may help: harnesses see no status there."""
+        return self.message if self.retry_after is None else f"Server error. {self.message}"
+
 
 class BadRequest(GatewayError):
     """The request is not well-formed."""

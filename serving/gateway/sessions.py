@@ -6,11 +6,11 @@ conversation names itself by a chain of keyed hashes over canonical messages: th
 turn is the answer itself: two users who open with the same words get answers of their own, and part there.
 
 `prefix_hashes` of a turn are the hashes after each assistant message of its prompt, then after the whole
-prompt, then after its answer. A turn's parent is the one whose last hash stands among its first ones; a
-regenerated turn shares all but the last. Gateways keep nothing; trees are built downstream.
+prompt, then after its answer, if one is known. A turn's parent is the one whose last hash stands among its first ones;
+a regenerated turn shares all but the last. Gateways keep nothing; trees are built downstream.
 
 Canonical: role, text, and the names and arguments of tool calls. What harnesses move or reshape between
-turns (cache markers, blocks or plain string, call ids, reasoning) is left out.
+turns (cache markers, blocks or plain string, call ids, reasoning, space around a text) is left out.
 """
 
 from collections.abc import Sequence
@@ -51,13 +51,14 @@ def canonical(message: dict) -> bytes:
 
 
 def _text(content: object) -> object:
+    """Without the space around it: Hermes strips its answers before it sends them back."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) and "text" in part else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) == len(parts):
-            return "".join(texts)
-        return [{k: v for k, v in p.items() if k != "cache_control"} if isinstance(p, dict) else p for p in parts]
-    return content or ""
+        if len(texts) < len(parts):
+            return [{k: v for k, v in p.items() if k != "cache_control"} if isinstance(p, dict) else p for p in parts]
+        content = "".join(texts)
+    return content.strip() if isinstance(content, str) else content or ""
 
 
 def _calls(calls: object) -> list[object]:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import re
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.dialects.base import INTERNAL, Ask
-from serving.gateway.errors import BadRequest, Forbidden
+from serving.gateway.errors import BadRequest, CaptureFailed, EngineLost, Forbidden
 from serving.gateway.sessions import Conversation
 
 CHAT, COMPLETIONS = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/completions"]
@@ -258,6 +259,15 @@ def test_whatever_an_engine_streams_it_is_read_or_refused(dialect, payloads: lis
     with contextlib.suppress(msgspec.MsgspecError):
         for reply in dialect.stream_replies(events).values():
             Conversation(b"secret", "owner", []).close(dialect.said(reply.message))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+def test_an_error_in_mid_answer_says_in_words_that_trying_again_may_help(path: str) -> None:
+    """Pi sees the message alone, and tries again on these words. Responses say it in a code."""
+    event = DIALECTS[path].error_event
+    for error in (EngineLost("The engine went away."), CaptureFailed("It was not recorded.")):
+        assert re.search(rb'"message":"[^"]*(?i:server error|overloaded|service unavailable)', event(error))
+    assert b'"message":"no"' in event(BadRequest("no"))
 
 
 def test_errors_have_openais_shape() -> None:

@@ -220,15 +220,14 @@ class Dialect(ABC):
         long = any(words in message for words in _TOO_LONG)
         return self.error_body(EngineRefused(status, message, param, TOO_LONG if long else "invalid_request"))
 
-    def error_body(self, error: GatewayError) -> bytes:
-        """OpenAI's error object; formats with another override it."""
-        return _encode(
-            {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
-        )
+    def error_body(self, error: GatewayError, message: str = "") -> bytes:
+        """OpenAI's error object; formats with another override it. A `message` takes the place of the error's own."""
+        said = message or error.message
+        return _encode({"error": {"message": said, "type": error.kind, "param": error.param, "code": error.code}})
 
     def error_event(self, error: GatewayError) -> bytes:
         """The error in mid-stream, as this format's clients raise it."""
-        return b"data: " + self.error_body(error) + b"\n\n"
+        return b"data: " + self.error_body(error, error.in_stream) + b"\n\n"
 
     def model(self, name: str) -> dict:
         """A model as this format's clients list it; OpenAI's, where another is not said."""

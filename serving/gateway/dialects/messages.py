@@ -173,9 +173,9 @@ class Messages(Dialect):
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
         return {"data": [self.model(name) for name in names], "has_more": False, **ends}
 
-    def error_body(self, error: GatewayError) -> bytes:
+    def error_body(self, error: GatewayError, message: str = "") -> bytes:
         kind = _KINDS.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
-        message = error.message
+        message = message or error.message
         if error.code == TOO_LONG:  # the words on which harnesses shorten a conversation
             message = f"prompt is too long: {message}"
         elif error.param and error.param not in message:
@@ -183,7 +183,7 @@ class Messages(Dialect):
         return _encode({"type": "error", "error": {"type": kind, "message": message}})
 
     def error_event(self, error: GatewayError) -> bytes:
-        return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
+        return b"event: error\ndata: " + self.error_body(error, error.in_stream) + b"\n\n"
 
 
 def _person(user: str) -> tuple[str, str | None]:
