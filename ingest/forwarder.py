@@ -24,6 +24,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from ingest.config import LogSettings
+from ingest.contracts.process_logs import structured
 from ingest.kafka_topic import (
     RESERVE,
     EventPlace,
@@ -39,7 +40,7 @@ from ingest.kafka_topic import (
 from ingest.log import LogError
 from ingest.spool import SealedSegment, SegmentDamaged, SegmentUnavailable, SpoolFolder, adopt, folders, read_segment
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ingest.forwarder")  # also when run as __main__
 
 _IN_FLIGHT = 5000
 """Records sent and not yet acknowledged."""
@@ -199,7 +200,7 @@ def main() -> None:
     parser.add_argument("--retention-days", type=float, default=defaults.retention_days, help="of a topic that is made")
     parser.add_argument("--max-record-bytes", type=int, default=defaults.max_record_bytes)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    structured()
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # it tells of every attempt to connect
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -26,6 +26,7 @@ from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from ingest.contracts.process_logs import structured
 from pipelines.config import Config, ScheduleConfig, load
 from pipelines.errors import PipelineError, RunBusy
 from pipelines.home import Home
@@ -57,8 +58,8 @@ def look(config_path: str, policy: str, min_turns: int | None = None, asked: boo
         loop.run(policy, min_turns)
     except RunBusy as busy:
         log.info("%s", busy)
-    except PipelineError:
-        log.exception("policy %s: the run could not be taken up", policy)
+    except PipelineError as error:
+        log.error("policy %s: the run could not be taken up: %s", policy, error)
 
 
 def trigger_of(settings: ScheduleConfig) -> BaseTrigger | None:
@@ -180,7 +181,7 @@ def main() -> None:
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    structured()
     # A look that is left out because the last is still at work is what we want, and no warning.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     stop = threading.Event()

@@ -4,9 +4,9 @@
     trainer     DeepSpeed, with an environment that suits it
     promotion   MLflow and the evaluation
 
-A worker is spawned, imports what its stage needs, and ends when its parent does. A call names its function
-("trainer.stage:train") and travels as plain values; what comes back is JSON-like, and an error comes back as its
-name, text and attributes: the parent imports nothing heavy, not even to unpickle. A worker that is killed is
+A worker is spawned, imports what its stage needs, logs as its parent does, and ends when its parent does. A call names
+its function ("trainer.stage:train") and travels as plain values; what comes back is JSON-like, and an error comes back
+as its name, text and attributes: the parent imports nothing heavy, not even to unpickle. A worker that is killed is
 replaced and its call made again, a bounded number of times: stages are idempotent.
 
 Invariant: on one machine, one call of a family runs at a time, whoever makes it (a lock file per family).
@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from ingest.contracts.process_logs import are_structured, structured
 from pipelines.errors import StageFailed
 from pipelines.records import Stage
 
@@ -114,7 +115,9 @@ class Workers:
             pool = self._pools.get(family)
             if pool is None:
                 context = multiprocessing.get_context("spawn")
-                pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_initialise)
+                pool = ProcessPoolExecutor(
+                    max_workers=1, mp_context=context, initializer=_initialise, initargs=(are_structured(),)
+                )
                 self._pools[family] = pool
             # The worker is spawned inside submit, and the allocator reads its settings when a process starts.
             with _environment(self._environments.get(family, {})):
@@ -148,8 +151,11 @@ def _encodable(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def _initialise() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+def _initialise(log_lines: bool) -> None:
+    if log_lines:
+        structured()
+    else:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for chatty in ("kafka", "great_expectations"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     parent = multiprocessing.parent_process()

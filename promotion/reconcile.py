@@ -26,6 +26,7 @@ import aiohttp
 from ingest.contracts.checkpoint import EXPORT, CheckpointManifest
 from ingest.contracts.errors import ContractError
 from ingest.contracts.files import read_manifest, verify_files
+from ingest.contracts.process_logs import structured
 from ingest.contracts.rollout import RolloutState
 from promotion import rollout
 from promotion.config import PromotionSettings
@@ -207,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = PromotionSettings(
         poll_seconds=arguments.poll_seconds, request_timeout_seconds=arguments.request_timeout_seconds
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    structured()
     asyncio.run(_serve(arguments, token, settings))
 
 

@@ -17,6 +17,7 @@ import msgspec
 from ingest.config import LogSettings
 from ingest.contracts.checkpoint import EXPORT
 from ingest.contracts.files import write_atomically
+from ingest.contracts.process_logs import message_of
 from pipelines.config import Config
 from pipelines.config.reading import PREFIX
 from pipelines.control import Control
@@ -212,7 +213,7 @@ class Stack:
 
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
-    return lines[-1][:300] if lines else "(it is empty)"
+    return message_of(lines[-1])[:300] if lines else "(it is empty)"
 
 
 def _has_topic(log: LogSettings) -> bool:

@@ -12,11 +12,11 @@ from pathlib import Path
 import uvicorn
 from pydantic import ValidationError
 
+from ingest.contracts.process_logs import structured
 from serving.config import ControlSettings
 from serving.control.app import create_app
 from serving.control.database import Database
 from serving.control.errors import DatabaseUnusable
-from serving.logs import structured
 
 
 def main(arguments: list[str] | None = None) -> int:

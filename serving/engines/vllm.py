@@ -16,10 +16,10 @@ from pathlib import Path
 import aiohttp
 
 from ingest.contracts.fleet import Version
+from ingest.contracts.process_logs import structured
 from serving.engines.agent import Agent
 from serving.engines.child import Child
 from serving.engines.launch import EngineSettings, command, environment
-from serving.logs import structured
 
 
 def parse(arguments: Sequence[str], hostname: str) -> EngineSettings:

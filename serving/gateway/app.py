@@ -13,6 +13,7 @@ import msgspec
 from ingest.config import LogSettings
 from ingest.contracts.fleet import Role
 from ingest.contracts.ids import new_id
+from ingest.contracts.process_logs import described
 from ingest.spool import Spool
 from serving.config import GatewaySettings
 from serving.gateway import counting, openapi
@@ -26,7 +27,6 @@ from serving.gateway.gateway import Gateway
 from serving.gateway.snapshot import Follower
 from serving.gateway.turns import take_turn
 from serving.gateway.workers import CannotStart
-from serving.logs import described
 
 logger = logging.getLogger(__name__)
 _GET = frozenset({"/health", "/v1/models", openapi.PATH})

@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 
 from ingest.config import LogSettings
+from ingest.contracts.process_logs import structured
 from ingest.spool import SpoolError
 from serving.config import GatewaySettings
 from serving.gateway.admin import Admin, pipe, tell
@@ -27,7 +28,6 @@ from serving.gateway.exchange import Receive, Scope, Send
 from serving.gateway.protocol import Protocol, bounded
 from serving.gateway.snapshot import ControlUnreachable
 from serving.gateway.workers import CannotStart, supervise
-from serving.logs import structured
 
 logger = logging.getLogger(__name__)
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -1,5 +1,6 @@
 """The scheduler's jobs survive it, and follow the configuration."""
 
+import json
 import os
 import signal
 import subprocess
@@ -92,6 +93,8 @@ def test_a_standby_takes_over_and_sigterm_gives_the_lease_up(config_path: Path, 
         until(lambda: holds(second))
         second.send_signal(signal.SIGTERM)
         assert second.wait(120) == 0
+        told = [json.loads(line)["message"] for line in (tmp_path / "second.log").read_text().splitlines()]
+        assert told[0] == "waiting for the lease"
         assert holder_of(database, LEASE, time.time()) is None
     finally:
         for process in processes:

@@ -1,12 +1,14 @@
-"""Logs of the serving processes: JSON lines in which nobody is quoted."""
+"""Logs of long-running processes: JSON lines in which nobody is quoted."""
 
 import json
 import subprocess
 import sys
 
+from ingest.contracts.process_logs import message_of
+
 CODE = """
 import asyncio, logging
-from serving.logs import structured
+from ingest.contracts.process_logs import structured
 structured()
 log = logging.getLogger("a.b")
 log.info("served on port %d", 8700)
@@ -36,5 +38,12 @@ def test_lines_are_json_and_exceptions_are_named_not_quoted() -> None:
     assert started["time"].endswith("+00:00")
     assert failed["message"] == "Exception in ASGI application"
     assert failed["error"].startswith("ValueError at <string>:")
+    assert failed["stack"] == [failed["error"].removeprefix("ValueError at ")]
     assert traced["trace_id"] == "abc"
     assert unretrieved["message"] == "Task exception was never retrieved"
+
+
+def test_people_are_shown_what_a_line_says() -> None:
+    assert message_of('{"time":"…","level":"error","message":"the port is taken"}') == "the port is taken"
+    for other in ("ValueError: 3", '{"detail":1}', "[]", "", "{"):
+        assert message_of(other) == other
