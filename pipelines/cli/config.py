@@ -16,7 +16,7 @@ def check(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) ->
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:
-        print(f"{config} is right: {len(found.policies)} policies, {len(found.engines)} engines")
+        print(f"{config} is right. Policies: {', '.join(found.policies)}. Engines: {len(found.engines)}.")
 
 
 @app.command()

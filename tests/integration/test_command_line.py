@@ -135,10 +135,16 @@ def test_status_counts_segments_that_were_set_aside(folder: Path) -> None:
 
 
 def test_config_check_and_reference(folder: Path) -> None:
-    assert everloop(folder, "config", "check").stdout == "everloop.toml is right: 1 policies, 2 engines\n"
+    assert everloop(folder, "config", "check").stdout == "everloop.toml is right. Policies: helper. Engines: 2.\n"
     assert "## `[[engines]]`" in everloop(folder, "config", "reference").stdout
     (folder / "everloop.toml").write_text(GOOD + "mim_turns = 3\n")
     assert 'did you mean "min_turns"?' in everloop(folder, "config", "check").stderr
+
+
+def test_a_row_of_a_table_is_a_line_where_no_terminal_reads_it(folder: Path) -> None:
+    rows = everloop(folder, "doctor").stdout.splitlines()
+    (said,) = (row for row in rows if "functions of helper" in row)
+    assert said.rstrip().endswith("or is installed")
 
 
 def test_doctor_tells_and_its_code_says_whether_up_would_start(folder: Path) -> None:
