@@ -7,9 +7,10 @@ says, and keeps what it sent for a test to compare with. Each token has a random
     POST /stand-in  {"faults": [...], "delay": S, "version": V, "tokens": N, "scripts": {word: [step, ...]}}
     GET  /stand-in  {"requests": [bodies], "headers": [...], "sent": {request_id: record}, "aborted": [...]}
 
-The next requests meet one fault each. A conversation in which a user says a script's word gets the script's steps
-one after another, then the last one again: `{"text": …}` or `{"tool": name, "arguments": {…}}`. Of several words the
-first to be said counts. In a step, `<<regular expression>>` stands for what its group last matched in the request.
+The next requests meet one fault each. After a user says a script's word, answers are the script's steps one after
+another, then the last one again: `{"text": …}`, `{"tool": name, "arguments": {…}}`, or several of these in
+`{"calls": […]}`; with `"prompt_tokens"` the usage says so many. Of several words the last to be said counts. In a step,
+`<<regular expression>>` stands for what its group last matched in the request.
 
 Faults: `error500`, `error400`, `too_long` (the prompt), `drop` (closes before the first byte), `cut` (closes in
 mid-answer), `die_before` and `die_mid` (the process ends), `no_record`, `damaged_record`, `error_event`, `hold` (stops
@@ -38,7 +39,7 @@ from ingest.contracts.arrays import pack_ids, pack_logprobs
 from ingest.contracts.fleet import Assignment, EngineState, Heartbeat
 from ingest.contracts.tap import LENGTH_HEADER, REQUEST_HEADER, STREAM_EVENT, TapCall, TapRecord, TapSample, encode_tap
 from ingest.contracts.turn import Span
-from tests.stand_in_formats import FORMATS, Format, Output, Tool
+from tests.stand_in_formats import FORMATS, Format, Output
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "max_tokens")
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -137,11 +138,12 @@ class StandIn:
 
     def _step(self, form: type[Format], body: dict) -> dict | None:
         """What the script of this conversation says now; None where it has none."""
-        said, answers = form.said(body)
-        words = [word for word in self.scripts if word in said]
-        if not words:
+        said = form.said(body)
+        words = [(at, text.rfind(word), word) for at, text in enumerate(said) if text for word in self.scripts]
+        if not (found := [(at, place, word) for at, place, word in words if place >= 0]):
             return None
-        steps = self.scripts[min(words, key=said.index)]
+        at, _, word = max(found)
+        steps, answers = self.scripts[word], said[at:].count(None)
         text, given = json.dumps(steps[min(answers, len(steps) - 1)]), json.dumps(body)
         return json.loads(re.sub("<<(.*?)>>", lambda hole: re.findall(json.loads(f'"{hole[1]}"'), given)[-1], text))
 
@@ -180,6 +182,12 @@ class StandIn:
         headers = {"content-type": "application/json"}
         if record:
             headers[LENGTH_HEADER] = str(len(record))
+        if fault == "cut":
+            response = web.StreamResponse(headers=headers | {"content-length": str(len(body) + len(record))})
+            await response.prepare(http)
+            await response.write(body[: len(body) // 2])
+            http.transport.abort()
+            return response
         return web.Response(body=body + record, headers=headers)
 
     async def _stream(self, http: web.Request, call: "_Call", fault: str, stopped: asyncio.Event) -> web.StreamResponse:
@@ -272,10 +280,8 @@ class _Call:
         self, form: type[Format], request_id: str, body: dict, step: dict | None, limit: int, tokens: int
     ) -> None:
         self.request_id, self.body = request_id, body
-        tool = Tool(step["tool"], step["arguments"], step.get("namespace")) if step and "tool" in step else None
-        text = tool.text if tool else step["text"] if step else ""
-        script = [text[at : at + 8] for at in range(0, len(text), 8)]
-        self.format = form(request_id, body, tool)
+        self.format = form(request_id, body, step or {})
+        script = self.format.script
         prompt = body.get("prompt")
         self.prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
         self.n = body.get("n") or 1

@@ -1,7 +1,8 @@
 """The wire formats of the stand-in engine, each event as vLLM 0.32 makes it: chat, completions, messages, responses.
 
-A `Format` answers one request. It reads what a script is chosen by (what the user said, how many answers came
-before), gives the events of each token, those that end the stream, and the JSON answer.
+A `Format` answers one request with a script's step, or with words of the engine's own. It reads what a script is chosen
+by (what the user said, and when answers came), gives the events of each token, those that end the stream, and
+the JSON answer.
 """
 
 import json
@@ -9,6 +10,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+CALLS = ("function_call", "custom_tool_call")
+"""The types of items of responses that call a tool."""
 
 
 @dataclass
@@ -23,6 +28,11 @@ class Tool:
     def text(self) -> str:
         """What the model writes."""
         return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, separators=(",", ":"))
+
+
+def pieces(text: str) -> list[str]:
+    """The tokens that a script's text has."""
+    return [text[at : at + 8] for at in range(0, len(text), 8)]
 
 
 @dataclass
@@ -40,14 +50,21 @@ class Output:
 
 
 class Format(ABC):
-    """One request and its answer. `tool` is the call that its tokens spell, None where they are plain text."""
+    """One request and its answer: what a script's `step` says, or plain text."""
 
     name: str
     path: str
     kind: str
 
-    def __init__(self, request_id: str, body: dict, tool: Tool | None) -> None:
-        self.request_id, self.body, self.tool = request_id, body, tool
+    def __init__(self, request_id: str, body: dict, step: dict) -> None:
+        self.request_id, self.body = request_id, body
+        self.prompt_tokens = step.get("prompt_tokens", 1)
+        """What the usage says of the prompt's length."""
+        calls = step.get("calls") or ([step] if "tool" in step else [])
+        self.tools = [Tool(call["tool"], call["arguments"], call.get("namespace")) for call in calls]
+        """The calls that its tokens spell one after another; none where they are plain text."""
+        self.script = [piece for tool in self.tools for piece in pieces(tool.text)] or pieces(step.get("text", ""))
+        """The text of each token; nothing where the engine says words of its own."""
         self.part = uuid.uuid4().hex[:12]
         """What makes the ids of the answer's parts unique."""
 
@@ -56,15 +73,24 @@ class Format(ABC):
         """The answer's id, as vLLM makes it."""
         return f"{self.kind}-{self.request_id}"
 
-    @property
-    def call_id(self) -> str:
-        """The tool call's id."""
-        return f"call-{self.part}"
+    def call_id(self, place: int) -> str:
+        """The id of a tool call."""
+        return f"call-{self.part}-{place}"
+
+    def spelled(self, output: Output) -> list[str]:
+        """The text of each tool call that was begun so far."""
+        texts, rest = [], output.pieces
+        for tool in self.tools:
+            length = len(pieces(tool.text))
+            if rest:
+                texts.append("".join(rest[:length]))
+            rest = rest[length:]
+        return texts
 
     @staticmethod
     @abstractmethod
-    def said(body: dict) -> tuple[str, int]:
-        """All that the user said, and how many answers the conversation has."""
+    def said(body: dict) -> list[str | None]:
+        """What the user said, in order; None for each answer."""
 
     @staticmethod
     def limit(body: dict) -> int | None:
@@ -83,6 +109,11 @@ class Format(ABC):
     def whole(self, outputs: list[Output]) -> dict:
         """The JSON answer."""
 
+    def usage(self, outputs: list[Output]) -> dict:
+        """Tokens counted as OpenAI counts them."""
+        tokens, prompt = sum(len(output.pieces) for output in outputs), self.prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
     def encode(self, event: dict) -> bytes:
         """One event of a stream."""
         name = f"event: {event['type']}\n" if "type" in event else ""
@@ -97,37 +128,40 @@ class Chat(Format):
     kind = "chatcmpl"
 
     @staticmethod
-    def said(body: dict) -> tuple[str, int]:
+    def said(body: dict) -> list[str | None]:
         return said_by_role(body["messages"])
 
     def events(self, output: Output) -> Iterator[dict]:
         delta: dict = {"content": output.pieces[-1]}
-        if self.tool:
-            first = len(output.pieces) == 1
-            function = {"arguments": output.pieces[-1]} | ({"name": self.tool.name} if first else {})
-            head = {"id": self.call_id, "type": "function"} if first else {"id": None}
-            delta = {"tool_calls": [{"index": 0, **head, "function": function}]}
+        if self.tools:
+            texts = self.spelled(output)
+            place, first = len(texts) - 1, texts[-1] == output.pieces[-1]
+            function = {"arguments": output.pieces[-1]} | ({"name": self.tools[place].name} if first else {})
+            head = {"id": self.call_id(place), "type": "function"} if first else {"id": None}
+            delta = {"tool_calls": [{"index": place, **head, "function": function}]}
         yield self._chunk([{"index": output.index, "delta": delta, "finish_reason": self._finish(output)}])
 
     def ending(self, outputs: list[Output]) -> bytes:
         usage = b""
         if (self.body.get("stream_options") or {}).get("include_usage"):
-            usage = self.encode(self._chunk([]) | {"usage": usage_of(outputs)})
+            usage = self.encode(self._chunk([]) | {"usage": self.usage(outputs)})
         return usage + b"data: [DONE]\n\n"
 
     def whole(self, outputs: list[Output]) -> dict:
         choices = []
         for output in outputs:
             message: dict = {"role": "assistant", "content": output.text}
-            if self.tool:
-                function = {"name": self.tool.name, "arguments": output.text}
-                call = {"id": self.call_id, "type": "function", "function": function}
-                message = {"role": "assistant", "content": None, "tool_calls": [call]}
+            if self.tools:
+                calls = [
+                    {"id": self.call_id(place), "type": "function", "function": {"name": tool.name, "arguments": text}}
+                    for place, (tool, text) in enumerate(zip(self.tools, self.spelled(output), strict=False))
+                ]
+                message = {"role": "assistant", "content": None, "tool_calls": calls}
             choices.append({"index": output.index, "message": message, "finish_reason": self._finish(output)})
-        return self._chunk(choices) | {"object": "chat.completion", "usage": usage_of(outputs)}
+        return self._chunk(choices) | {"object": "chat.completion", "usage": self.usage(outputs)}
 
     def _finish(self, output: Output) -> str | None:
-        return "tool_calls" if self.tool and output.finish == "stop" else output.finish
+        return "tool_calls" if self.tools and output.finish == "stop" else output.finish
 
     def _chunk(self, choices: list) -> dict:
         return {
@@ -147,8 +181,8 @@ class Completions(Format):
     kind = "cmpl"
 
     @staticmethod
-    def said(body: dict) -> tuple[str, int]:
-        return str(body["prompt"]), 0
+    def said(body: dict) -> list[str | None]:
+        return [str(body["prompt"])]
 
     def events(self, output: Output) -> Iterator[dict]:
         yield self._answer([{"index": output.index, "text": output.pieces[-1], "finish_reason": output.finish}])
@@ -158,7 +192,7 @@ class Completions(Format):
 
     def whole(self, outputs: list[Output]) -> dict:
         choices = [{"index": at.index, "text": at.text, "finish_reason": at.finish} for at in outputs]
-        return self._answer(choices) | {"usage": usage_of(outputs)}
+        return self._answer(choices) | {"usage": self.usage(outputs)}
 
     def _answer(self, choices: list) -> dict:
         model = self.body["model"]
@@ -173,37 +207,42 @@ class Messages(Format):
     kind = "chatcmpl"
 
     @staticmethod
-    def said(body: dict) -> tuple[str, int]:
+    def said(body: dict) -> list[str | None]:
         return said_by_role(body["messages"])
 
     def events(self, output: Output) -> Iterator[dict]:
+        texts = self.spelled(output) or [output.text]
+        place = len(texts) - 1
         if len(output.pieces) == 1:
-            usage = {"input_tokens": 1, "output_tokens": 0}
+            usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
             yield {"type": "message_start", "message": self._message([]) | {"stop_reason": None, "usage": usage}}
-            block = {"type": "text", "text": ""}
-            if self.tool:
-                block = {"type": "tool_use", "id": self.call_id, "name": self.tool.name, "input": {}}
-            yield {"type": "content_block_start", "index": 0, "content_block": block}
+        elif texts[-1] == output.pieces[-1]:
+            yield {"type": "content_block_stop", "index": place - 1}
+        if texts[-1] == output.pieces[-1]:
+            block = self._tool_use(place, {}) if self.tools else {"type": "text", "text": ""}
+            yield {"type": "content_block_start", "index": place, "content_block": block}
         delta = {"type": "text_delta", "text": output.pieces[-1]}
-        if self.tool:
+        if self.tools:
             delta = {"type": "input_json_delta", "partial_json": output.pieces[-1]}
-        yield {"type": "content_block_delta", "index": 0, "delta": delta}
+        yield {"type": "content_block_delta", "index": place, "delta": delta}
 
     def ending(self, outputs: list[Output]) -> bytes:
         stop = {"stop_reason": self._reason(outputs[0]), "stop_sequence": None}
-        usage = {"input_tokens": 1, "output_tokens": len(outputs[0].pieces)}
-        events: list[dict] = [{"type": "content_block_stop", "index": 0}]
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": len(outputs[0].pieces)}
+        last = max(len(self.spelled(outputs[0])) - 1, 0)
+        events: list[dict] = [{"type": "content_block_stop", "index": last}]
         events += [{"type": "message_delta", "delta": stop, "usage": usage}, {"type": "message_stop"}]
         return b"".join(self.encode(event) for event in events)
 
     def whole(self, outputs: list[Output]) -> dict:
         (output,) = outputs
-        block: dict = {"type": "text", "text": output.text}
-        if self.tool:
-            given = json.loads(output.text)
-            block = {"type": "tool_use", "id": self.call_id, "name": self.tool.name, "input": given}
-        usage = {"input_tokens": 1, "output_tokens": len(output.pieces)}
-        return self._message([block]) | {"stop_reason": self._reason(output), "usage": usage}
+        blocks = [self._tool_use(place, json.loads(text)) for place, text in enumerate(self.spelled(output))]
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": len(output.pieces)}
+        content = blocks or [{"type": "text", "text": output.text}]
+        return self._message(content) | {"stop_reason": self._reason(output), "usage": usage}
+
+    def _tool_use(self, place: int, given: dict) -> dict:
+        return {"type": "tool_use", "id": self.call_id(place), "name": self.tools[place].name, "input": given}
 
     def _message(self, content: list) -> dict:
         model = self.body["model"]
@@ -212,7 +251,7 @@ class Messages(Format):
     def _reason(self, output: Output) -> str:
         if output.finish == "length":
             return "max_tokens"
-        return "tool_use" if self.tool and output.finish == "stop" else "end_turn"
+        return "tool_use" if self.tools and output.finish == "stop" else "end_turn"
 
 
 class Responses(Format):
@@ -222,8 +261,8 @@ class Responses(Format):
     path = "/v1/responses"
     kind = "resp"
 
-    def __init__(self, request_id: str, body: dict, tool: Tool | None) -> None:
-        super().__init__(request_id, body, tool)
+    def __init__(self, request_id: str, body: dict, step: dict) -> None:
+        super().__init__(request_id, body, step)
         self._sequence = 0
 
     @property
@@ -231,13 +270,17 @@ class Responses(Format):
         return self.body.get("request_id") or f"resp_{self.request_id}"
 
     @staticmethod
-    def said(body: dict) -> tuple[str, int]:
+    def said(body: dict) -> list[str | None]:
         items = body["input"]
         if isinstance(items, str):
-            return items, 0
-        messages = [item for item in items if item.get("type", "message") == "message"]
-        text, answers = said_by_role(messages)
-        return text, answers + sum(item.get("type") in ("function_call", "custom_tool_call") for item in items)
+            return [items]
+        said: list[str | None] = []
+        for before, item in pairwise([{}, *items]):
+            if item.get("type") not in CALLS:
+                said += said_by_role([item] if item.get("type", "message") == "message" else [])
+            elif before.get("type") not in CALLS:
+                said.append(None)  # calls in a row are one answer
+        return said
 
     @staticmethod
     def limit(body: dict) -> int | None:
@@ -248,61 +291,69 @@ class Responses(Format):
         return super().encode({**event, "sequence_number": self._sequence - 1})
 
     def events(self, output: Output) -> Iterator[dict]:
-        item = self._item(output, done=False)
+        items = self._items(output)
+        item, place = items[-1], len(items) - 1
+        text = (self.spelled(output) or [output.text])[-1]
         if len(output.pieces) == 1:
             for name in ("created", "in_progress"):
                 yield {"type": f"response.{name}", "response": self._response([], "in_progress")}
-            yield {"type": "response.output_item.added", "output_index": 0, "item": item}
-            if not self.tool:
+        elif text == output.pieces[-1]:
+            yield from self._done(items[-2], place - 1)
+        if text == output.pieces[-1]:
+            yield {"type": "response.output_item.added", "output_index": place, "item": _begun(item)}
+            if not self.tools:
                 part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-                yield self._at("content_part.added", item, content_index=0, part=part)
-        if not self.tool:
-            yield self._at("output_text.delta", item, content_index=0, delta=output.pieces[-1], logprobs=[])
+                yield self._at("content_part.added", item, place, content_index=0, part=part)
+        if not self.tools:
+            yield self._at("output_text.delta", item, place, content_index=0, delta=output.pieces[-1], logprobs=[])
         else:
-            yield self._at(f"{self._call}.delta", item, delta=output.pieces[-1])
+            yield self._at(f"{_spells(item)[0]}.delta", item, place, delta=output.pieces[-1])
 
     def ending(self, outputs: list[Output]) -> bytes:
         (output,) = outputs
-        item, events = self._item(output, done=True), []
-        if not self.tool:
-            part = item["content"][0]
-            events.append(self._at("output_text.done", item, content_index=0, text=output.text, logprobs=[]))
-            events.append(self._at("content_part.done", item, content_index=0, part=part))
-        else:
-            text = {"input" if isinstance(self.tool.arguments, str) else "arguments": output.text}
-            events.append(self._at(f"{self._call}.done", item, **text))
-        events.append({"type": "response.output_item.done", "output_index": 0, "item": item})
-        events.append({"type": "response.completed", "response": self.whole(outputs)})
+        items = self._items(output)
+        events = [
+            *self._done(items[-1], len(items) - 1),
+            {"type": "response.completed", "response": self.whole(outputs)},
+        ]
         return b"".join(self.encode(event) for event in events)
+
+    def _done(self, item: dict, place: int) -> Iterator[dict]:
+        if item["type"] == "message":
+            (part,) = item["content"]
+            yield self._at("output_text.done", item, place, content_index=0, text=part["text"], logprobs=[])
+            yield self._at("content_part.done", item, place, content_index=0, part=part)
+        else:
+            name, text = _spells(item)
+            yield self._at(f"{name}.done", item, place, **{text: item[text]})
+        yield {"type": "response.output_item.done", "output_index": place, "item": item}
 
     def whole(self, outputs: list[Output]) -> dict:
         (output,) = outputs
-        tokens = len(output.pieces)
-        usage = {"input_tokens": 1, "output_tokens": tokens, "total_tokens": tokens + 1}
+        counted = self.usage(outputs)
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": counted["completion_tokens"]}
+        usage |= {"total_tokens": counted["total_tokens"]}
         usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
         status = "incomplete" if output.finish == "length" else "completed"
-        return self._response([self._item(output, done=True)], status) | {"usage": usage}
+        return self._response(self._items(output), status) | {"usage": usage}
 
-    @property
-    def _call(self) -> str:
-        custom = self.tool is not None and isinstance(self.tool.arguments, str)
-        return "custom_tool_call_input" if custom else "function_call_arguments"
+    def _at(self, name: str, item: dict, place: int, **more: object) -> dict:
+        return {"type": f"response.{name}", "output_index": place, "item_id": item["id"], **more}
 
-    def _at(self, name: str, item: dict, **more: object) -> dict:
-        return {"type": f"response.{name}", "output_index": 0, "item_id": item["id"], **more}
-
-    def _item(self, output: Output, *, done: bool) -> dict:
-        text, status = (output.text, "completed") if done else ("", "in_progress")
-        if not self.tool:
-            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
+    def _items(self, output: Output) -> list[dict]:
+        if not self.tools:
+            part = {"type": "output_text", "text": output.text, "annotations": [], "logprobs": None}
             head = {"id": f"msg_{self.part}", "type": "message", "role": "assistant"}
-            return {**head, "content": [part] if done else [], "status": status}
-        call = {"call_id": self.call_id, "name": self.tool.name}
-        if isinstance(self.tool.arguments, str):
-            return {"type": "custom_tool_call", "id": f"ctc_{self.part}", **call, "input": text}
-        namespace = {"namespace": self.tool.namespace}
-        head = {"type": "function_call", "id": f"fc_{self.part}"}
-        return {**head, **call, **namespace, "arguments": text, "status": status}
+            return [{**head, "content": [part], "status": "completed"}]
+        return [self._tool_call(place, text) for place, text in enumerate(self.spelled(output))]
+
+    def _tool_call(self, place: int, text: str) -> dict:
+        tool = self.tools[place]
+        call = {"call_id": self.call_id(place), "name": tool.name}
+        if isinstance(tool.arguments, str):
+            return {"type": "custom_tool_call", "id": f"ctc_{self.part}_{place}", **call, "input": text}
+        head = {"type": "function_call", "id": f"fc_{self.part}_{place}", "namespace": tool.namespace}
+        return {**head, **call, "arguments": text, "status": "completed"}
 
     def _response(self, output: list, status: str) -> dict:
         asked = {name: self.body.get(name) for name in ("instructions", "metadata", "reasoning", "text", "user")}
@@ -326,19 +377,28 @@ class Responses(Format):
         }
 
 
-def said_by_role(messages: list[dict]) -> tuple[str, int]:
-    """What the messages of the role `user` say, and how many are the assistant's."""
-    said = []
+def _spells(item: dict) -> tuple[str, str]:
+    """How the events of a call are named that spell it, and its field."""
+    custom = item["type"] == "custom_tool_call"
+    return ("custom_tool_call_input", "input") if custom else ("function_call_arguments", "arguments")
+
+
+def _begun(item: dict) -> dict:
+    """An item of which nothing was said yet."""
+    if item["type"] == "message":
+        return {**item, "content": [], "status": "in_progress"}
+    empty = {**item, _spells(item)[1]: ""}
+    return empty | {"status": "in_progress"} if "status" in item else empty
+
+
+def said_by_role(messages: list[dict]) -> list[str | None]:
+    """What the messages of the role `user` say; None for each of the assistant's."""
+    said: list[str | None] = []
     for message in messages:
-        content = message.get("content") if message["role"] == "user" else None
+        content = message.get("content") if message["role"] == "user" else ()
         said += [content] if isinstance(content, str) else [part.get("text") or "" for part in content or ()]
-    return "\n".join(said), sum(message["role"] == "assistant" for message in messages)
-
-
-def usage_of(outputs: list[Output]) -> dict:
-    """Tokens counted as OpenAI counts them; a prompt has one."""
-    tokens = sum(len(output.pieces) for output in outputs)
-    return {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
+        said += [None] if message["role"] == "assistant" else []
+    return said
 
 
 FORMATS: tuple[type[Format], ...] = (Chat, Completions, Messages, Responses)
