@@ -1,7 +1,8 @@
 """`Spool`: this process's own folder, written by one thread with group commit.
 
 Appenders put their events into a queue; the writer thread takes all that is there, commits it in one transaction
-(one fsync), and answers everybody: the more load, the more events share an fsync. Nothing waits on purpose.
+(one fsync), and answers everybody: the more load, the more events share an fsync. What comes in one turn of the event
+loop comes together; nothing waits on purpose.
 
 A segment is full by size or by age; the writer then goes on in a spare that `sealer` has ready. `room` is the bound.
 """
@@ -71,8 +72,10 @@ class Spool:
         self._segment_bytes = segment_bytes
         self._segment_seconds = segment_seconds
 
-        self._queue: SimpleQueue[_Append | None] = SimpleQueue()
-        """What waits for the writer; None wakes it."""
+        self._waiting: list[_Append] = []
+        """What waits for the writer."""
+        self._calls: SimpleQueue[None] = SimpleQueue()
+        """Wakes the writer: at the end of the turn of an event loop in which something was appended."""
         self._lock = threading.Lock()
         """Between appenders, who wait no longer, and the writer: held for moments."""
         self._closing = False
@@ -150,7 +153,7 @@ class Spool:
             if self._closing:
                 return
             self._closing = True
-        self._queue.put(None)
+        self._wake()
         self._writer.join()
         os.close(self._lock_fd)
 
@@ -162,8 +165,15 @@ class Spool:
             if self._closing:
                 raise SpoolClosed(f"spool {self.spool_id} is closed")
             self._room.take(append.size)
-            self._queue.put(append)
+            self._waiting.append(append)
+            if loop is None:
+                self._wake()
+            elif len(self._waiting) == 1:
+                loop.call_soon(self._wake)
         return append
+
+    def _wake(self) -> None:
+        self._calls.put(None)
 
     def _expire(self, append: _Append, timeout: float) -> None:
         if not append.future.done():
@@ -212,18 +222,15 @@ class Spool:
 
     def _take(self) -> tuple[list[_Append], bool]:
         """All that waits, or nothing after a tick; and whether nothing comes after it."""
-        first: _Append | None = None
         with contextlib.suppress(Empty):
-            first = self._queue.get(timeout=_TICK)
+            self._calls.get(timeout=_TICK)
         with self._lock:
             self._drained_at = time.time()
-            return self._drain(first), self._closing
+            return self._drain(), self._closing
 
-    def _drain(self, first: _Append | None = None) -> list[_Append]:
-        found = [first]
-        while not self._queue.empty():
-            found.append(self._queue.get_nowait())
-        taken = [append for append in found if append is not None and not append.withdrawn]
+    def _drain(self) -> list[_Append]:
+        taken = [append for append in self._waiting if not append.withdrawn]
+        self._waiting = []
         for append in taken:
             append.taken = True
         return taken

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from serving.gateway.exchange import Receive, Scope, Send
+from ingest.contracts.ids import new_id
+from serving.gateway.exchange import Exchange
 
 _ANSWER_SECONDS = 2.0
 
@@ -43,17 +44,18 @@ async def tell(registry: CollectorRegistry, own: socket.socket) -> asyncio.Serve
 
 
 class Admin:
-    """The admin port's ASGI application: `/metrics`, and nothing else. `pipes` are those of all workers, in order."""
+    """The admin port's application: `/metrics`, and nothing else. `pipes` are those of all workers, in order."""
 
     def __init__(self, pipes: Sequence[socket.socket]) -> None:
         self._names = [sock.getsockname() for sock in pipes]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = scope["type"] == "http" and scope["path"] == "/metrics"
-        body = merge(await asyncio.gather(*map(_ask, self._names))) if found else b""
-        headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
-        await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    async def __call__(self, exchange: Exchange) -> None:
+        exchange.request_id = new_id("req")
+        if exchange.path == "/metrics":
+            body = merge(await asyncio.gather(*map(_ask, self._names)))
+            await exchange.answer(200, body, content_type=b"text/plain; version=0.0.4; charset=utf-8")
+        else:
+            await exchange.answer(404, b"", content_type=b"text/plain")
 
 
 async def _ask(name: bytes) -> str:

@@ -1,7 +1,7 @@
-"""The gateway as an ASGI application: which path is what, and errors in the caller's dialect.
+"""The gateway as an application: which path is what, and errors in the caller's dialect.
 
-A plain ASGI callable, for what a framework would do here costs more than the turn. The lifespan opens what
-the process needs and closes it in reverse.
+It is called with each `Exchange`, for what a framework, and ASGI itself, would do here costs more than the turn.
+`open` opens what the process needs, to be closed in reverse.
 """
 
 import logging
@@ -21,7 +21,7 @@ from serving.gateway.dialects import DIALECTS, answering
 from serving.gateway.dialects.base import Dialect
 from serving.gateway.engine_client import EngineClient
 from serving.gateway.errors import GatewayError, MethodNotAllowed, NotFound
-from serving.gateway.exchange import ClientLeft, Exchange, Receive, Scope, Send
+from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.feedback import take_feedback
 from serving.gateway.gateway import Gateway
 from serving.gateway.snapshot import Follower
@@ -36,7 +36,7 @@ _DOCUMENT = msgspec.json.encode(openapi.document())
 
 
 class App:
-    """One gateway process's ASGI application."""
+    """One gateway process's application."""
 
     def __init__(
         self,
@@ -89,15 +89,12 @@ class App:
         self.gateway = gateway(settings, self._secret, follower, spool, engines)
         stack.callback(self.gateway.redactions.close)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        exchange = Exchange(scope, receive, send)
-        path, method = scope["path"], scope["method"]
+    async def __call__(self, exchange: Exchange) -> None:
+        path = exchange.path
         dialect = answering(path, of_anthropic=exchange.has(b"anthropic-version"))
         exchange.id_header = dialect.request_id_header
         try:
-            await self._route(exchange, path, method, dialect)
+            await self._route(exchange, path, exchange.method, dialect)
         except GatewayError as error:
             await self._fail(exchange, dialect, error)
         except ClientLeft:

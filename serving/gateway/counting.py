@@ -30,21 +30,20 @@ async def count_tokens(gateway: Gateway, exchange: Exchange, dialect: Dialect) -
             salt=exchange.request_id,
             pinned={},
         )
-        with gateway.carrying(engine):
-            try:
-                answer = await gateway.engines.ask(engine, PATH, prompt, exchange.request_id, stream=False)
-            except EngineBroke:
-                raise EngineFailed("No engine gave an answer: try again in a moment.") from None
-            try:
-                if answer.erred:
-                    raise EngineErred
-                if answer.refused:
-                    raise EngineFailed("No engine gave an answer: try again in a moment.")
-                counted, _ = await answer.read()
-            except EngineBroke:
-                raise EngineFailed("The engine went away in mid-answer: try again.") from None
-            finally:
-                answer.close()
+        try:
+            answer = await gateway.engines.ask(engine, PATH, prompt, exchange.request_id, stream=False)
+        except EngineBroke:
+            raise EngineFailed("No engine gave an answer: try again in a moment.") from None
+        try:
+            if answer.erred:
+                raise EngineErred
+            if answer.refused:
+                raise EngineFailed("No engine gave an answer: try again in a moment.")
+            counted, _ = await answer.read()
+        except EngineBroke:
+            raise EngineFailed("The engine went away in mid-answer: try again.") from None
+        finally:
+            answer.close()
     if answer.status != 200:
         counted = dialect.engine_error(answer.status, counted)
     await exchange.answer(answer.status, counted)

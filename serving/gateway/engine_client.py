@@ -5,6 +5,8 @@ and with `X-Request-Id`, from which it makes the id that its answer carries: the
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -31,11 +33,11 @@ _ERRED = frozenset({500, 501})
 class EngineAnswer:
     """An answer that has begun. `first` are its first bytes, empty where it has none."""
 
-    __slots__ = ("_connection", "_connections", "content_type", "first", "is_stream", "status")
+    __slots__ = ("_connection", "_end", "content_type", "first", "is_stream", "status")
 
-    def __init__(self, connections: Connections, connection: Connection, first: bytes) -> None:
-        self._connections = connections
+    def __init__(self, connection: Connection, first: bytes, end: Callable[[], None]) -> None:
         self._connection = connection
+        self._end = end
         self.first = first
         self.status = connection.status
         self.content_type = connection.headers.get(b"content-type", b"application/json")
@@ -56,8 +58,8 @@ class EngineAnswer:
         return await self._connection.chunk()
 
     def close(self) -> None:
-        """Gives the connection back, or closes it where the answer was not read to its end."""
-        self._connections.give_back(self._connection)
+        """Gives the connection back, or closes it where the answer was not read to its end. To be called once."""
+        self._end()
 
     async def read(self) -> tuple[bytes, TapRecord | None]:
         """The body without the tap's record, and the record. Raises `EngineBroke`."""
@@ -75,6 +77,8 @@ class EngineClient:
         """`silence_seconds`: a stream in which nothing comes for so long is taken for lost."""
         self._silence_seconds = silence_seconds
         self._connections = Connections()
+        self.loads: Counter[str] = Counter()
+        """Requests in flight at each engine, for routing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,11 +93,19 @@ class EngineClient:
         """
         silence = self._silence_seconds if stream else None
         headers = self.headers(engine, request_id)
-        connection = await self._connections.ask("POST", engine.url + path, headers, body, silence)
+        self.loads[engine.engine_id] += 1
+        connection: Connection | None = None
+
+        def end() -> None:
+            self.loads[engine.engine_id] -= 1
+            if connection is not None:
+                self._connections.give_back(connection)
+
         try:
-            return EngineAnswer(self._connections, connection, await connection.chunk())
+            connection = await self._connections.ask("POST", engine.url + path, headers, body, silence)
+            return EngineAnswer(connection, await connection.chunk(), end)
         except BaseException:
-            self._connections.give_back(connection)
+            end()
             raise
 
     def headers(self, engine: Engine, request_id: str) -> dict[str, str]:

@@ -1,13 +1,11 @@
 """The parts of one gateway process, and the choices that need several of them.
 
 `turns.py` tells what happens to a request; this holds what it happens with: the follower's view of control,
-the spool, the engines' client, limits, suspicion, loads, metrics. One `Gateway` per process.
+the spool, the engines' client, limits, suspicion, metrics. One `Gateway` per process.
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
 
@@ -52,7 +50,6 @@ class Gateway:
         self.redactions = Redactions(settings.commit_seconds)
         self.limits = Limits(time.monotonic, lambda: follower.workers)
         self.suspicion = Suspicion(time.monotonic)
-        self.loads: Counter[str] = Counter()
         self.metrics = Metrics()
         self.metrics.spool_depth.set_function(lambda: spool.depth)
         self.metrics.revision.set_function(lambda: follower.view.revision)
@@ -69,15 +66,6 @@ class Gateway:
     def recheck(self, key: Key) -> None:
         """To be called after each wait and before what the key allows. Raises `Unauthorized`."""
         recheck(self.follower.view.keys, key)
-
-    @contextmanager
-    def carrying(self, engine: Engine) -> Iterator[None]:
-        """Counts a request as in flight at `engine`, for routing."""
-        self.loads[engine.engine_id] += 1
-        try:
-            yield
-        finally:
-            self.loads[engine.engine_id] -= 1
 
     def policy(self, model: str) -> Policy:
         """The policy that a model name asks for. Raises `NotFound`."""
@@ -119,7 +107,7 @@ class Gateway:
             engine = choose(
                 view.ready(policy, role, version),
                 affinity,
-                self.loads,
+                self.engines.loads,
                 lambda engine_id: engine_id in tried or self.suspicion.suspected(engine_id),
             )
             if engine is not None:

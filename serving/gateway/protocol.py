@@ -1,4 +1,7 @@
-"""HTTP/1.1 at the socket: uvicorn's protocol, with what it lacks.
+"""HTTP/1.1 at the socket: uvicorn's protocol, with what it lacks, and without ASGI between it and an `Exchange`.
+
+Scope, messages and their events took a fifth of a plain turn. What is uvicorn's: sockets, keep-alive, pipelining, flow
+control, the order of a shutdown. What is here beside:
 
 - The head of a request is bounded in time and in size, whoever sends it: no key is known yet. So is the time for the
   rest of a body that was answered before it had come.
@@ -10,6 +13,7 @@
 
 import asyncio
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -17,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ingest.contracts.ids import new_id
 from serving.gateway.dialects import answering
 from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, HeadTooLarge
+from serving.gateway.exchange import Application, Exchange
 
 HEAD_BYTES = 64 << 10
 _OFFERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
@@ -28,18 +33,32 @@ class Protocol(HttpToolsProtocol):
 
     head_seconds: float
     refused: Callable[[str], None]
+    cycle: Exchange | None  # type: ignore[assignment]
+    """The request that is being read, or was last."""
+    app: Application
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.url = b""
         self.headers = []
+        self._answering: Exchange | None = None
         self._head_bytes = 0
         self._head_begun = False
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
+        told, self.cycle = {self.cycle, self._answering}, None
         super().connection_lost(exc)
+        for exchange in told:
+            if exchange is not None:
+                exchange.lost()
+
+    def shutdown(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.last()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -51,29 +70,58 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(BadRequest("This is not a well-formed HTTP/1.1 request."))
         else:
-            if head is not None and head is self._head_timer:
+            if not self._head_begun:
+                return
+            if self._head_timer is None:
+                self._await_head()
+            elif head is self._head_timer:
                 self._head_bytes += len(data)
                 if self._head_bytes > HEAD_BYTES:
                     self._refuse(HeadTooLarge(f"The request's head is above {HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._head_begun = True
-        if self._head_timer is None:
-            self._await_head()
 
     def on_headers_complete(self) -> None:
         self._head_came()
-        if not self.parser.should_upgrade():
-            super().on_headers_complete()
+        if self.parser.should_upgrade():
+            return
+        path = httptools.parse_url(self.url).path.decode("ascii")
+        version = self.parser.get_http_version()
+        before = self.cycle
+        self.cycle = Exchange(
+            self,
+            self.parser.get_method().decode("ascii"),
+            unquote(path) if "%" in path else path,
+            self.headers,
+            http_1_1=version == "1.1",
+            keep_alive=version == "1.1" and self.parser.should_keep_alive(),
+            wants_continue=self.expect_100_continue,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:  # it waits for the answer of the one before it
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))  # type: ignore[arg-type]
+
+    def _start_asgi_task(self, cycle: Exchange, app: Application) -> None:  # type: ignore[override]
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None and not self.parser.should_upgrade():
+            self.cycle.received(body)
 
     def on_message_complete(self) -> None:
         self._head_came()
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
+        if self.cycle is not None and not self.parser.should_upgrade():
+            self.cycle.received_all()
 
     def on_response_complete(self) -> None:
-        if self.cycle.more_body and self._head_timer is None:
+        if self.cycle is not None and self.cycle.more_body and self._head_timer is None:
             self._await_head()
         super().on_response_complete()
 
@@ -81,11 +129,11 @@ class Protocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.head_seconds, self._head_late)
 
     def _head_came(self) -> None:
+        self._head_begun = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
             self._head_bytes = 0
-            self._head_begun = False
 
     def _head_late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -111,7 +159,7 @@ class Protocol(HttpToolsProtocol):
         self.refused(error.code)
         self._head_came()
         cycle = self.cycle
-        if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.response_started):
+        if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.started):
             path = self.url.partition(b"?")[0].decode("latin-1")
             dialect = answering(path, of_anthropic=any(name == b"anthropic-version" for name, _ in self.headers))
             request_id, body = new_id("req").encode(), dialect.error_body(error)

@@ -10,7 +10,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from math import ceil
 from pathlib import Path
@@ -24,13 +24,12 @@ from ingest.spool import SpoolError
 from serving.config import GatewaySettings
 from serving.gateway.admin import Admin, pipe, tell
 from serving.gateway.app import App
-from serving.gateway.exchange import Receive, Scope, Send
+from serving.gateway.exchange import Application
 from serving.gateway.protocol import Protocol, bounded
 from serving.gateway.snapshot import ControlUnreachable
 from serving.gateway.workers import CannotStart, supervise
 
 logger = logging.getLogger(__name__)
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 _DRAIN_SECONDS = 30
 _GARBAGE = (20_000, 20, 100)
 """Objects between two looks for cycles. A turn makes few: with Python's own the looks took a tenth of a plain turn."""
@@ -103,7 +102,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: ASGIApp, protocol: type[Protocol]) -> uvicorn.Config:
+def _config(app: Application, protocol: type[Protocol]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=protocol,

@@ -35,31 +35,34 @@ class EventStream:
         if self._rest:
             chunk = self._rest + chunk
             self._rest = b""
-        if not self.ended and chunk.endswith(_BORDER) and self._is_plain(chunk):
-            self._forwarded.append(chunk)
-            return chunk
         cut = chunk.rfind(_BORDER) + len(_BORDER)
         if cut < len(_BORDER):
             self._rest = chunk
             return b""
         self._rest = chunk[cut:]
-        return self._sort(chunk[:cut])
+        plain = 0 if self.ended else self._plain(chunk)
+        passed = chunk[: min(plain, cut)] + self._sort(chunk[plain:cut])
+        if passed:
+            self._forwarded.append(passed)
+        return passed
 
-    def _is_plain(self, events: bytes) -> bool:
-        return not events.startswith(self._special) and not any(begin in events for begin in self._special_inside)
+    def _plain(self, events: bytes) -> int:
+        """How many bytes come before the first event that is not simply passed on."""
+        if events.startswith(self._special):
+            return 0
+        places = [place for begin in self._special_inside if (place := events.find(begin)) >= 0]
+        return min(places) + len(_BORDER) if places else len(events)
 
     def _sort(self, events: bytes) -> bytes:
+        """Of whole events, what is passed on."""
         out: list[bytes] = []
-        for event in events[: -len(_BORDER)].split(_BORDER):
+        for event in events.split(_BORDER)[:-1]:
             if event.startswith(_TAP):
                 self._tap = event.partition(b"\ndata: ")[2]
                 continue
             self.ended = self.ended or event.startswith(self._terminal)
             (self._held if self.ended else out).append(event + _BORDER)
-        passed = b"".join(out)
-        if passed:
-            self._forwarded.append(passed)
-        return passed
+        return b"".join(out)
 
     @property
     def forwarded(self) -> bytes:

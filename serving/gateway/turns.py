@@ -14,8 +14,8 @@ Invariant: whoever was sent a terminal event has its turn on the spool (`capture
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -48,8 +48,8 @@ async def take_turn(gateway: Gateway, exchange: Exchange, dialect: Dialect) -> N
     with gateway.limits.hold(key), gateway.places.hold() as place:  # 1
         turn = await read(gateway, exchange, dialect, key, turn_id, place)  # 1, 2, 3
         with exchange.watched(turn.caller_left):  # 6
-            async with asked(gateway, turn) as answer:  # 3, 7
-                ending = await relay(gateway, turn, answer, exchange)  # 4
+            answer = await asked(gateway, turn)  # 3, 7
+            ending = await relay(gateway, turn, answer, exchange)  # 4
             await commit(gateway, turn, ending)  # 5
             await finish(turn, exchange)
 
@@ -68,8 +68,7 @@ async def read(
     return begin(gateway, exchange, dialect, key, turn_id, ask, policy)
 
 
-@asynccontextmanager
-async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer | None]:
+async def asked(gateway: Gateway, turn: Progress) -> EngineAnswer | None:
     """Steps 3 and 7: an engine's answer from its first byte on; asks a second engine where the first one fails.
 
     None where the caller left and the engine ended without an answer. Raises `EngineErred`, `EngineFailed`,
@@ -93,22 +92,16 @@ async def asked(gateway: Gateway, turn: Progress) -> AsyncIterator[EngineAnswer 
         if tried:
             gateway.metrics.retried(turn.policy.name)
         turn.engine = engine
-        with gateway.carrying(engine):
-            answer = await ask(gateway, turn)
-            gateway.metrics.dropped(turn.dialect.name, turn.dropped())
-            if erred and answer is not None and answer.status < 400 and not answer.refused:
-                gateway.suspicion.outdone(erred[0], engine.engine_id)
-            if turn.left or (answer is not None and not answer.refused):
-                try:
-                    yield answer
-                finally:
-                    if answer is not None:
-                        answer.close()
-                return
-            if answer is None or answer.status < 400:
-                silent = engine
-            if answer is not None:
-                answer.close()
+        answer = await ask(gateway, turn)
+        gateway.metrics.dropped(turn.dialect.name, turn.dropped())
+        if erred and answer is not None and answer.status < 400 and not answer.refused:
+            gateway.suspicion.outdone(erred[0], engine.engine_id)
+        if turn.left or (answer is not None and not answer.refused):
+            return answer
+        if answer is None or answer.status < 400:
+            silent = engine
+        if answer is not None:
+            answer.close()
         log.warning("engine %s failed before its first byte: turn %s", engine.engine_id, turn.caller.turn_id)
         tried.append(engine.engine_id)
         if answer is not None and answer.erred:
@@ -138,7 +131,7 @@ async def ask(gateway: Gateway, turn: Progress) -> EngineAnswer | None:
 
 
 async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, exchange: Exchange) -> Ending:
-    """Step 4: reads the answer to its end, whatever the caller does, and passes on all but what ends it."""
+    """Step 4: reads the answer to its end, whatever the caller does, and passes on all but what ends it; closes it."""
     ending = Ending(engine=turn.engine)
     if answer is not None:
         ending.status = turn.status = answer.status
@@ -151,6 +144,8 @@ async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, e
             turn.abort()
             turn.left = turn.left or exchange.sending
             ending.lost = not turn.left
+        finally:
+            answer.close()
     ending.finished_at = time.time()
     (gateway.suspicion.failed if ending.lost else gateway.suspicion.answered)(turn.engine.engine_id)
     return ending
@@ -165,7 +160,7 @@ async def relay_stream(turn: Progress, answer: EngineAnswer, exchange: Exchange,
         while chunk:
             if passed := events.feed(chunk):
                 if not exchange.started:
-                    await exchange.start(answer.status, answer.content_type, turn.headers(turn.engine.version))
+                    exchange.start(answer.status, answer.content_type, turn.headers(turn.engine.version))
                 await exchange.send(turn.renamed(passed))
                 if not turn.left:
                     shown += len(passed)
@@ -236,5 +231,5 @@ async def finish(turn: Progress, exchange: Exchange) -> None:
         await exchange.answer(turn.status, turn.tail, turn.headers(turn.served_version), turn.content_type)
         return
     if not exchange.started:
-        await exchange.start(turn.status, turn.content_type, turn.headers(turn.served_version))
+        exchange.start(turn.status, turn.content_type, turn.headers(turn.served_version))
     await exchange.end(turn.tail)

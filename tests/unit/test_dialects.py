@@ -251,6 +251,23 @@ def test_however_deep_a_tools_arguments_are_nested_they_are_read() -> None:
         Conversation(b"secret", "owner", [{"role": "assistant", "content": "", "tool_calls": [call]}])
 
 
+PIECES = st.lists(
+    st.tuples(st.integers(0, 1), st.text('ab"\\\n\u00e9{}:,', max_size=4) | st.text(max_size=8)), max_size=12
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PIECES, st.booleans())
+def test_streamed_text_is_read_whole_however_alike_its_events_are(pieces: list[tuple[int, str]], plain: bool) -> None:
+    events = b"".join(
+        b"data: %b\n\n" % json.dumps(chunk, separators=(",", ":"), ensure_ascii=plain).encode()
+        for index, text in pieces
+        for chunk in [{"id": "c", "choices": [{"index": index, "delta": {"content": text}, "finish_reason": None}]}]
+    )
+    said = {index: reply.message["content"] for index, reply in CHAT.stream_replies(events).items()}
+    assert said == {at: "".join(text for index, text in pieces if index == at) for at in {i for i, _ in pieces}}
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from((*KEYS, "index", "delta", "item", "content_block")), NESTED)))
 @pytest.mark.parametrize("dialect", list(DIALECTS.values()), ids=lambda dialect: dialect.name)

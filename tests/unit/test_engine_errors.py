@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +17,8 @@ from serving.gateway.turns import asked
 
 def answer(status: int) -> EngineAnswer:
     """One that has begun, with this status."""
-    connections = SimpleNamespace(give_back=lambda connection: None)
     connection = SimpleNamespace(status=status, headers={})
-    return EngineAnswer(connections, connection, b"{}")  # type: ignore[arg-type]
+    return EngineAnswer(connection, b"{}", lambda: None)  # type: ignore[arg-type]
 
 
 class Fleet:
@@ -30,7 +27,6 @@ class Fleet:
     def __init__(self, **statuses: int) -> None:
         self.statuses = statuses
         self.suspicion = Suspicion(time.monotonic)
-        self.loads: Counter[str] = Counter()
         self.metrics = Metrics()
         self.engines = self
 
@@ -38,9 +34,6 @@ class Fleet:
         tried = about[-1]
         name = next((name for name in self.statuses if name not in tried), tried[0] if tried else "")
         return Engine(engine_id=name, policy="p", url="http://x", token="t", state=EngineState.READY)
-
-    def carrying(self, engine: Engine) -> Any:
-        return nullcontext()
 
     async def ask(self, engine: Engine, *request: Any, stream: bool) -> EngineAnswer:
         status = self.statuses[engine.engine_id]
@@ -60,9 +53,9 @@ class Fleet:
             engine_body=lambda: b"{}",
             dropped=lambda: 0,
         )
-        async with asked(self, turn) as given:  # type: ignore[arg-type]
-            assert given is not None
-            return given.status
+        given = await asked(self, turn)  # type: ignore[arg-type]
+        assert given is not None
+        return given.status
 
     def suspected(self) -> set[str]:
         return {name for name in self.statuses if self.suspicion.suspected(name)}

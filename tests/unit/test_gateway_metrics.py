@@ -1,15 +1,14 @@
 """What the admin port shows: the samples of every worker, told apart."""
 
-import asyncio
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
 from serving.gateway.admin import Admin, merge, pipe, tell
 from serving.gateway.metrics import Metrics
+from tests.wires import Connected, exchange
 
 
 @pytest.fixture
@@ -21,16 +20,10 @@ def pipes() -> Iterator[list[socket.socket]]:
 
 
 async def asked(pipes: list[socket.socket], path: str = "/metrics") -> list[str]:
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def nothing() -> Any:
-        await asyncio.Event().wait()
-
-    await Admin(pipes)({"type": "http", "path": path}, nothing, send)
-    return [str(sent[0]["status"]), *sent[1]["body"].decode().splitlines()]
+    line = Connected()
+    await Admin(pipes)(exchange(line=line, method="GET", path=path))
+    head, _, body = line.transport.written.decode().partition("\r\n\r\n")
+    return [head.split()[1], *body.splitlines()]
 
 
 def worker(answers: int) -> Metrics:

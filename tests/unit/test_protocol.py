@@ -1,57 +1,37 @@
 """The gateway's HTTP connections: a late head, garbage behind a request, and another request's answer meanwhile."""
 
 import asyncio
-from typing import Any
 
 import uvicorn
 from uvicorn.server import ServerState
 
+from serving.gateway.exchange import Exchange
 from serving.gateway.protocol import HEAD_BYTES, Protocol, bounded
+from tests.wires import Wire
 
 ASKED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-class Wire(asyncio.Transport):
-    """A transport that keeps what is written, and what was counted as refused."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written, self.closed = b"", False
-        self.refused: list[str] = []
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
 class Answering:
-    """An application that begins its answer at once, and ends it when it may."""
+    """An application that begins its answer at once, and ends it when it may; what its connection refuses."""
 
     def __init__(self) -> None:
+        self.refused: list[str] = []
         self.may_end = asyncio.Event()
+        self.left = asyncio.Event()
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
-        await send({"type": "http.response.body", "body": b"ab", "more_body": True})
-        await self.may_end.wait()
-        await send({"type": "http.response.body", "body": b"cd"})
+    async def __call__(self, exchange: Exchange) -> None:
+        with exchange.watched(self.left.set):
+            exchange.start(200, b"text/plain", length=4)
+            await exchange.send(b"ab")
+            await self.may_end.wait()
+            await exchange.end(b"cd")
 
 
 async def connected() -> tuple[Answering, Protocol, Wire]:
     app, wire = Answering(), Wire()
     config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
-    protocol = bounded(3600.0, wire.refused.append)(config=config, server_state=ServerState(), app_state={})
+    protocol = bounded(3600.0, app.refused.append)(config=config, server_state=ServerState(), app_state={})
     protocol.connection_made(wire)
     return app, protocol, wire
 
@@ -74,7 +54,7 @@ async def test_a_late_head_waits_for_the_answer_before_it() -> None:
     protocol._head_late()
     assert b"HTTP/1.1 408 " in wire.written
     assert b'{"type":"error"' in wire.written
-    assert wire.refused == ["body_timeout"]
+    assert app.refused == ["body_timeout"]
     assert wire.closed
     protocol.connection_lost(None)
 
@@ -86,25 +66,64 @@ async def test_garbage_in_mid_answer_ends_the_connection_and_is_no_part_of_the_a
     protocol.data_received(b"GARBAGE")
     assert wire.closed
     assert wire.written.endswith(b"ab")
-    assert wire.refused == ["invalid_request"]
+    assert app.refused == ["invalid_request"]
     app.may_end.set()
     protocol.connection_lost(None)
 
 
 async def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
-    _, protocol, wire = await connected()
+    app, protocol, wire = await connected()
     protocol._head_late()
-    assert (wire.closed, wire.written, wire.refused) == (True, b"", [])
+    assert (wire.closed, wire.written, app.refused) == (True, b"", [])
     protocol.connection_lost(None)
 
 
 async def test_a_head_may_have_its_full_length_and_no_more() -> None:
     for more, status in ((0, b""), (1, b"HTTP/1.1 431 ")):
-        _, protocol, wire = await connected()
+        app, protocol, wire = await connected()
         begin = b"GET /health HTTP/1.1\r\nX: "
         protocol.data_received(begin)
         protocol.data_received(b"a" * (HEAD_BYTES - len(begin) + more))
         assert wire.written.startswith(status)
         assert wire.closed == bool(status)
-        assert wire.refused == ["head_too_large"] * more
+        assert app.refused == ["head_too_large"] * more
         protocol.connection_lost(None)
+
+
+async def test_a_client_that_leaves_is_missed_by_the_answer_in_progress_also_with_a_request_behind_it() -> None:
+    for behind in (b"", ASKED):
+        app, protocol, _ = await connected()
+        protocol.data_received(ASKED + behind)
+        await settle()
+        protocol.connection_lost(None)
+        assert app.left.is_set()
+        app.may_end.set()
+        await settle()
+
+
+async def test_a_request_behind_another_is_answered_after_it() -> None:
+    app, protocol, wire = await connected()
+    protocol.data_received(ASKED + ASKED)
+    await settle()
+    assert wire.written.count(b"HTTP/1.1 200") == 1
+    app.may_end.set()
+    await settle()
+    assert wire.written.count(b"abcd") == 2
+    protocol.shutdown()
+    assert wire.closed
+    protocol.connection_lost(None)
+
+
+async def test_the_rest_of_a_body_that_was_answered_is_no_head() -> None:
+    app, protocol, wire = await connected()
+    app.may_end.set()
+    protocol.data_received(b"POST /v1/feedback HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (2 * HEAD_BYTES))
+    await settle()
+    assert wire.written.endswith(b"abcd")
+    for _ in range(2):
+        protocol.data_received(b"a" * HEAD_BYTES)
+    assert not wire.closed
+    protocol.data_received(ASKED)
+    await settle()
+    assert wire.written.count(b"abcd") == 2
+    protocol.connection_lost(None)

@@ -1,7 +1,6 @@
 """How a stream ends: what the caller was shown of it, and by whose fault its time ran out."""
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,17 +9,13 @@ import pytest
 from ingest.contracts.fleet import Engine
 from serving.fleet.health import Suspicion
 from serving.gateway.dialects import DIALECTS
-from serving.gateway.exchange import Exchange
 from serving.gateway.turns import relay
+from tests.wires import Connected, Wire, exchange
 
 ENGINE = Engine(engine_id="e", policy="p", url="", token="")
 TEXT = b'data: {"choices":[{"index":%d,"delta":{"content":"a"}}]}\n\n'
 STOP = b'data: {"choices":[{"index":%d,"delta":{},"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-
-
-async def for_ever() -> Any:
-    await asyncio.Event().wait()
 
 
 class Streaming:
@@ -31,11 +26,15 @@ class Streaming:
     def __init__(self, *chunks: bytes) -> None:
         self.first, *self.rest = chunks
         self.ended = chunks[-1] == DONE
+        self.closed = 0
 
     async def chunk(self) -> bytes:
         if self.rest:
             return self.rest.pop(0)
-        return b"" if self.ended else await for_ever()
+        return b"" if self.ended else await asyncio.Event().wait()  # type: ignore[return-value]
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 def turn_of(seconds: float) -> Any:
@@ -52,20 +51,16 @@ def turn_of(seconds: float) -> Any:
     )
 
 
-def exchange_of(send: Callable[[Any], Any]) -> Exchange:
-    return Exchange({"headers": []}, for_ever, send)
-
-
 @pytest.mark.parametrize("reads", [False, True])
 async def test_a_turn_that_takes_too_long_is_lost_by_whom_it_waits_for(reads: bool) -> None:
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body" and not reads:
-            await for_ever()
-
+    line = Connected()
+    if not reads:
+        line.flow.pause_writing()
     turn, suspicion = turn_of(0.05), Suspicion(lambda: 0.0)
     gateway: Any = SimpleNamespace(suspicion=suspicion)
     answer: Any = Streaming(STOP % 0)
-    ending = await relay(gateway, turn, answer, exchange_of(send))
+    ending = await relay(gateway, turn, answer, exchange(line=line))
+    assert answer.closed == 1
     assert turn.aborted == [True]
     assert (ending.lost, turn.left) == (reads, not reads)
     assert ending.shown == ([0] if reads else [])
@@ -75,17 +70,15 @@ async def test_a_turn_that_takes_too_long_is_lost_by_whom_it_waits_for(reads: bo
 @pytest.mark.parametrize(("leaves_at", "shown"), [(1, []), (2, []), (3, [1]), (4, [0, 1]), (9, [0, 1])])
 async def test_what_a_caller_was_shown_ends_before_it_left(leaves_at: int, shown: list[int]) -> None:
     """The engine had finished both samples when it heard of it. `leaves_at`: while this chunk is sent."""
-    sent: list[bytes] = []
     turn = turn_of(60)
 
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            sent.append(message["body"])
-            turn.left = turn.left or len(sent) == leaves_at
+    def heard(_: bytes) -> None:
+        turn.left = turn.left or len(wire.writes) == leaves_at
 
+    wire = Wire(heard)
     gateway: Any = SimpleNamespace(suspicion=Suspicion(lambda: 0.0))
     answer: Any = Streaming(TEXT % 0, STOP % 1, STOP % 0, TEXT % 0, DONE)
-    ending = await relay(gateway, turn, answer, exchange_of(send))
+    ending = await relay(gateway, turn, answer, exchange(line=Connected(wire)))
     assert sorted(ending.shown) == shown
     assert set(ending.replies) == {0, 1}
     assert not ending.lost

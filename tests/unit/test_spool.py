@@ -90,6 +90,14 @@ def test_the_watermark_waits_for_what_is_not_sealed(tmp_path: Path):
     assert low_watermark(tmp_path) > before, "a closed spool holds nothing back"
 
 
+async def test_what_was_appended_in_the_same_turn_of_the_loop_is_committed_by_a_close(tmp_path: Path):
+    spool = Spool.open(tmp_path)
+    append = asyncio.ensure_future(spool.append([erasure("last")], 10))
+    asyncio.get_running_loop().call_soon(spool.close)  # after the append, before its call of the writer
+    assert await append == [1]
+    assert sealed_events(spool.folder) == [(1, "last")]
+
+
 def test_append_after_close_is_refused(tmp_path: Path):
     spool = Spool.open(tmp_path)
     spool.close()

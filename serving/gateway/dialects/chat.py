@@ -9,19 +9,19 @@ from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import BadRequest
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     delta: _Delta | None = None
     finish_reason: str | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
 
 
@@ -111,15 +111,17 @@ class Chat(Dialect):
         finish: dict[int, str] = {}
         for chunk in decode_events(events, _chunks):
             for choice in chunk.choices:
-                pieces = text.setdefault(choice.index, [])
+                delta, pieces = choice.delta, text.get(choice.index)
+                if pieces is None:
+                    pieces = text[choice.index] = []
                 if choice.finish_reason:
                     finish[choice.index] = choice.finish_reason
-                if choice.delta is not None:
-                    if choice.delta.content:
-                        pieces.append(choice.delta.content)
-                    if choice.delta.reasoning:
-                        thought.setdefault(choice.index, []).append(choice.delta.reasoning)
-                    for piece in choice.delta.tool_calls or ():
+                if delta is not None:
+                    if delta.content:
+                        pieces.append(delta.content)
+                    if delta.reasoning:
+                        thought.setdefault(choice.index, []).append(delta.reasoning)
+                    for piece in delta.tool_calls or ():
                         _add_call(calls.setdefault(choice.index, {}), piece)
         return {
             index: Reply(
