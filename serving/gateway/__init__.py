@@ -1,7 +1,7 @@
 """The gateway: users' requests go through here, and every answer's record is durable before its end is told.
 
 - `turns`: a turn, step by step; start reading here
-- `app`, `server`, `exchange`: routes, worker processes, the ASGI border
+- `app`, `server`, `exchange`: routes, worker processes, one request and its response
 - `dialects/`: one wire format a file; `sessions`: which conversation; `auth`: which key, how much more
 - `engine_client`, `engine_connection`, `stream`: the engine's side
 - `records`, `trainability`: from the tap's record to turns
