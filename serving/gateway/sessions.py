@@ -32,6 +32,8 @@ NATIVE = (
     b"x-litellm-session-id",  # OpenHands
 )
 """Headers in which callers name their session, the first that is there."""
+_REASONED = "</think>"
+"""Ends the reasoning in a text, where no parser of the engine's has set it apart."""
 
 
 def native_session(exchange: Exchange) -> str | None:
@@ -46,8 +48,10 @@ def session_hash(secret: bytes, name: str) -> str:
 
 def canonical(message: dict) -> bytes:
     """What of a message identifies it; equal for a sampled answer and the same answer sent back."""
-    calls = message.get("tool_calls")
-    return _encode((message.get("role"), _text(message.get("content")), _calls(calls) if calls else []))
+    role, text, calls = message.get("role"), _text(message.get("content")), message.get("tool_calls")
+    if role == "assistant" and isinstance(text, str):
+        text = text.rpartition(_REASONED)[2].lstrip()  # Hermes sends back what follows it
+    return _encode((role, text, _calls(calls) if calls else []))
 
 
 def _text(content: object) -> object:

@@ -24,8 +24,8 @@ def both(*calls: dict) -> dict:
 
 
 def says(text: str) -> dict:
-    """A step in words, with space around them as models write it."""
-    return {"text": f"\n{text} \n"}
+    """A step in words, as models write them: after some reasoning that no parser set apart, and with space around."""
+    return {"text": f"<think>What is to be said now?</think>\n\n{text} \n"}
 
 
 def full(step: dict, tokens: int = FULL) -> dict:

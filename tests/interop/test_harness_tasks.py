@@ -1,12 +1,14 @@
 """A task of two runs through each harness, with a scripted engine: one tree of turns, whatever the harness does.
 
 In the first run the engine calls tools and subagents at once, breaks off in mid-answer, and fails; the second run, a
-new process, goes on with the task, and has its conversation compacted. The table in `docs/harnesses.md` says what these
-tests see. Turns are read from the spool.
+new process, goes on with the task, is refused at first, and has its conversation compacted. The table in
+`docs/harnesses.md` says what these tests see. Turns are read from the spool.
 """
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from ingest.contracts.turn import Finish, Turn
 from tests.integration.serving_stack import Stack, wait_until
 from tests.interop import harnesses
-from tests.interop.harnesses import CONTEXT, HARNESSES, Place, Ran
+from tests.interop.harnesses import CONTEXT, HARNESSES, Launch, Place, Ran
 from tests.interop.recorded import said, turns, until_served
 from tests.interop.scripts import AFTER, AGAIN, DONE, FIRST, KEPT, LEFT, RIGHT, SCRIPTS, SUMMARY, TASK, WRITE
 from tests.stand_in_formats import FORMATS
@@ -25,6 +27,9 @@ from tests.stand_in_formats import FORMATS
 pytestmark = pytest.mark.integration
 FAULTS = ["", "cut", "error500", "error500"]
 """The second answer breaks off; the next try fails on both of the gateway's, and the one after that succeeds."""
+PLACES = 4
+"""How many requests of a harness may be in progress at once."""
+HELD = "held-everloop"
 NAMELESS = ("hermes", "pi-messages")
 """Give their sessions no name: each conversation is one of its own, a subagent's too."""
 ASK_OUTSIDE = ("hermes", "pi", "pi-responses", "pi-messages")
@@ -87,19 +92,44 @@ def task(request: pytest.FixtureRequest, stack: Stack, tmp_path_factory: pytest.
     driver, _ = HARNESSES[name]
     script = SCRIPTS[name]
     before = {turn.turn_id for turn in turns(stack)}
-    place = Place.below(tmp_path_factory.mktemp(name), stack.gateway_url, stack.key("inference"), "scripted")
+    key = stack.key("inference", concurrency=PLACES)
+    place = Place.below(tmp_path_factory.mktemp(name), stack.gateway_url, key, "scripted")
     httpx.post(f"{stack.engine_url}/stand-in", json={"scripts": script, "faults": FAULTS}).raise_for_status()
     begin = harnesses.run(driver(place, f"{TASK}: begin"), place)
     prompts = [f"{AGAIN}: go on", f"{AFTER}: finish"] if name.startswith("pi") else [f"{AGAIN}: go on"]
-    resumed = harnesses.run(driver(place, *prompts, resume=True), place)
+    resumed = run_refused(stack, driver(place, *prompts, resume=True), place)
     taken: list[Turn] = []
 
     def ended() -> bool:
-        taken[:] = [turn for turn in turns(stack) if turn.turn_id not in before]
+        taken[:] = [turn for turn in turns(stack) if turn.turn_id not in before and HELD not in turn.request]
         return any(turn.answer and DONE in turn.answer for turn in taken)
 
     wait_until(ended, f"the end:\n{begin.output}\n{resumed.output}\n{(stack.home / 'gateway.log').read_text()[-3000:]}")
     return Task(name, script, (begin, resumed), place.work, taken)
+
+
+def run_refused(stack: Stack, launch: Launch, place: Place) -> Ran:
+    """Runs a harness whose key has all its places taken, until one of its requests was refused."""
+    httpx.post(f"{stack.engine_url}/stand-in", json={"faults": ["hold"] * PLACES}).raise_for_status()
+    ask = {"model": place.model, "stream": True, "messages": [{"role": "user", "content": HELD}]}
+    before = refused(stack)
+    with ThreadPoolExecutor(1) as pool:
+        with ExitStack() as held:
+            for _ in range(PLACES):
+                headers = {"authorization": f"Bearer {place.key}"}
+                held.enter_context(httpx.stream("POST", f"{place.url}/v1/chat/completions", json=ask, headers=headers))
+            running = pool.submit(harnesses.run, launch, place)
+            wait_until(lambda: running.done() or refused(stack) > before, "a refusal")
+        assert refused(stack) > before
+        return running.result()
+
+
+def refused(stack: Stack) -> float:
+    """How many requests the gateway refused for a limit."""
+    counted = stack.metrics().items()
+    return sum(
+        count for name, count in counted if name.startswith("everloop_requests_total") and 'status="429"' in name
+    )
 
 
 def test_both_runs_end_and_every_turn_is_whole(task: Task) -> None:

@@ -49,6 +49,8 @@ def test_what_harnesses_move_between_turns_changes_nothing() -> None:
     }
     assert canonical(resent) == canonical(CALL)
     assert canonical({"role": "assistant", "content": None}) == canonical({"role": "assistant", "content": ""})
+    reasoned = {"role": "assistant", "content": "<think>A greeting.</think>\n\nhi\n"}
+    assert canonical(reasoned) == canonical(ANSWER) != canonical({**reasoned, "role": "user"})
     for spaced in (" hello\n", [{"type": "text", "text": "\n\n"}, {"type": "text", "text": "hello "}]):
         assert canonical({"role": "user", "content": spaced}) == canonical(HELLO)
     assert canonical(CALL) != canonical({"role": "assistant", "content": None})
