@@ -24,15 +24,17 @@ from serving.engines.launch import EngineSettings, command, environment
 
 def parse(arguments: Sequence[str], hostname: str) -> EngineSettings:
     """The settings that a command line names."""
-    parser = argparse.ArgumentParser(prog="serving.engines.vllm", description=__doc__)
-    parser.add_argument("--control", required=True)
-    parser.add_argument("--policy", required=True)
+    parser = argparse.ArgumentParser(prog="everloop engine", description=__doc__)
+    parser.add_argument("--control", required=True, metavar="URL", help="the control process")
+    parser.add_argument("--policy", required=True, metavar="NAME", help="the policy it serves")
     parser.add_argument("--role", choices=("serve", "evaluation"), default="serve")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--version", required=True)
-    parser.add_argument("--weights-root", type=Path, required=True)
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="the weights it starts from")
+    parser.add_argument("--version", required=True, metavar="ID", help="the checkpoint that these are")
+    parser.add_argument(
+        "--weights-root", type=Path, required=True, metavar="DIR", help="it loads weights from below this folder only"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: this machine only)")
     parser.add_argument("--url", help="at which gateways reach this engine; default: http://HOST:PORT")
     parser.add_argument("--otlp-endpoint", help="OTLP/HTTP URL that vLLM's own spans go to; default: no traces")
     parser.add_argument("--engine-id", help="default: the host's name and the port")

@@ -155,7 +155,9 @@ def test_doctor_tells_and_its_code_says_whether_up_would_start(folder: Path) -> 
     assert found["leftovers"]["ok"]
 
 
-@pytest.mark.parametrize(("part", "said"), [("gateway", "--spool"), ("demo", "DEMO=once")])
+@pytest.mark.parametrize(
+    ("part", "said"), [("gateway", "--spool"), ("engine", "usage: everloop engine "), ("demo", "DEMO=once")]
+)
 def test_a_part_of_everloop_is_a_command_with_its_own_options(folder: Path, part: str, said: str) -> None:
     done = everloop(folder, part, "--help")
     assert done.returncode == 0
