@@ -226,7 +226,9 @@ class Exchange:
         self._write(data, b"")
 
     async def end(self, data: bytes = b"") -> None:
-        """Sends the last part of a body."""
+        """Sends the last part of a body. Raises `RuntimeError` after the last one."""
+        if self.response_complete:
+            raise RuntimeError("the response has ended")
         if self._line.flow.write_paused and not self.disconnected:
             await self._line.flow.drain()
         self._write(data, b"0\r\n\r\n")

@@ -40,6 +40,29 @@ async def test_an_answer_is_one_write() -> None:
     assert (line.completed, line.transport.closed) == (1, False)
 
 
+async def test_nothing_goes_out_after_an_answers_end() -> None:
+    line = Connected()
+    asked = exchange(line=line)
+
+    async def fails_too_late(exchange: Exchange) -> None:
+        await exchange.answer(200, b"{}")
+        await exchange.fail(BadRequest("late"), b"{}", b"event")
+
+    await asked.run_asgi(fails_too_late)
+    assert (len(line.transport.writes), line.completed, line.transport.closed) == (1, 1, False)
+
+
+async def test_an_answer_without_an_end_ends_the_connection() -> None:
+    line = Connected()
+
+    async def begins(exchange: Exchange) -> None:
+        exchange.start(200, b"text/event-stream")
+        await exchange.send(b"a")
+
+    await exchange(line=line).run_asgi(begins)
+    assert (line.completed, line.transport.closed) == (0, True)
+
+
 async def test_a_streams_head_goes_out_with_its_first_bytes() -> None:
     line = Connected()
     asked = exchange(line=line)
