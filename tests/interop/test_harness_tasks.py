@@ -91,7 +91,7 @@ def task(request: pytest.FixtureRequest, stack: Stack, tmp_path_factory: pytest.
     name = request.param
     driver, _ = HARNESSES[name]
     script = SCRIPTS[name]
-    before = {turn.turn_id for turn in turns(stack)}
+    others = {turn.key_id for turn in turns(stack)}
     key = stack.key("inference", concurrency=PLACES)
     place = Place.below(tmp_path_factory.mktemp(name), stack.gateway_url, key, "scripted")
     httpx.post(f"{stack.engine_url}/stand-in", json={"scripts": script, "faults": FAULTS}).raise_for_status()
@@ -101,7 +101,7 @@ def task(request: pytest.FixtureRequest, stack: Stack, tmp_path_factory: pytest.
     taken: list[Turn] = []
 
     def ended() -> bool:
-        taken[:] = [turn for turn in turns(stack) if turn.turn_id not in before and HELD not in turn.request]
+        taken[:] = [turn for turn in turns(stack) if turn.key_id not in others and HELD not in turn.request]
         return any(turn.answer and DONE in turn.answer for turn in taken)
 
     wait_until(ended, f"the end:\n{begin.output}\n{resumed.output}\n{(stack.home / 'gateway.log').read_text()[-3000:]}")
@@ -165,14 +165,11 @@ def test_each_turn_is_under_the_one_before_it(task: Task) -> None:
 
 
 def test_subagents_at_once_are_branches_of_their_own(task: Task) -> None:
-    left, right = task.after(LEFT), task.after(RIGHT)
-    if LEFT not in task.script:
-        pytest.skip("has no subagents")
-    sessions = {turn.session_id for turn in (task.after(TASK)[0], left[0], right[0])}
-    assert len(sessions) == (3 if task.name in NAMELESS else 1)
-    assert not {link for turn in left for link in turn.prefix_hashes} & {
-        link for turn in right for link in turn.prefix_hashes
-    }
+    chains = [task.after(word) for word in (TASK, LEFT, RIGHT) if word in task.script]
+    sessions = {chain[0].session_id for chain in chains}
+    assert len(sessions) == (len(chains) if task.name in NAMELESS else 1)
+    links = [link for chain in chains for link in {link for turn in chain for link in turn.prefix_hashes}]
+    assert len(links) == len(set(links)), "no chain has a link of another"
 
 
 def test_a_repeated_request_is_a_sibling_of_the_one_that_failed(task: Task) -> None:
