@@ -7,7 +7,7 @@ import re
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from serving.gateway.dialects import DIALECTS
@@ -256,8 +256,13 @@ PIECES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+ALIKE = [(0, "a"), (0, "b"), (0, "c"), (0, "d")]
+
+
+@settings(max_examples=500, deadline=None)
 @given(PIECES, st.booleans())
+@example(ALIKE, True)
+@example([*ALIKE, (1, "e"), (0, "f")], True)
 def test_streamed_text_is_read_whole_however_alike_its_events_are(pieces: list[tuple[int, str]], plain: bool) -> None:
     events = b"".join(
         b"data: %b\n\n" % json.dumps(chunk, separators=(",", ":"), ensure_ascii=plain).encode()
@@ -266,6 +271,30 @@ def test_streamed_text_is_read_whole_however_alike_its_events_are(pieces: list[t
     )
     said = {index: reply.message["content"] for index, reply in CHAT.stream_replies(events).items()}
     assert said == {at: "".join(text for index, text in pieces if index == at) for at in {i for i, _ in pieces}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b'{"content":"c","reasoning":"r"}',
+        b'{"content":"c","tool_calls":[]}',
+        b'{"reasoning":"r"}',
+        b'{"content":"c\\\\"}',
+        b'{"content":"\\""}',
+    ],
+)
+@pytest.mark.parametrize("place", range(6))
+def test_an_event_of_another_form_among_like_ones_keeps_its_own(other: bytes, place: int) -> None:
+    deltas = [b'{"content":"%d"}' % n for n in range(5)]
+    deltas.insert(place, other)
+    alone, events = json.loads(other), b""
+    for delta in deltas:
+        events += b'data: {"choices":[{"index":0,"delta":%b,"finish_reason":null}]}\n\n' % delta
+    said = CHAT.stream_replies(events)[0].message
+    text = [str(n) for n in range(5)]
+    text.insert(place, alone.get("content", ""))
+    assert said.get("content") == "".join(text)
+    assert said.get("reasoning") == alone.get("reasoning")
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,6 +13,7 @@ as chat has them. `heard` and `said` bring a format's own into that shape.
 Invariant: what an `Ask` holds is well-typed wherever the gateway looks at it again.
 """
 
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -52,6 +53,8 @@ _TOO_LONG = ("maximum context length", "longer than the maximum model length")
 _STACK_PART = 4
 """A repair takes about two frames for each level that reading takes one for."""
 _encode = msgspec.json.encode
+_STRING = re.compile(rb'[^"\\\n]*(?:\\.[^"\\\n]*)*')
+"""A JSON string from behind its opening quote to its closing one."""
 T = TypeVar("T")
 D = TypeVar("D")
 
@@ -337,6 +340,25 @@ def without(parts: object, kinds: Collection[str], where: str, dropped: list[str
             part = {**part, "content": without(part["content"], kinds, f"{at}.content", dropped, as_type)}
         kept.append(part)
     return kept
+
+
+def merged(events: bytes, mark: bytes) -> bytes:
+    """An event stream with all its texts in one event, where its events differ in their text only; or as it is.
+
+    `mark` is what stands before a text, with the opening quote. An engine's deltas are mostly such, and to read each by
+    itself took a tenth of a streamed turn.
+    """
+    first, *texts = events.split(mark)
+    begin = first[first.rfind(b"\n\n") + 2 :] if b"\n\n" in first else first
+    if len(texts) < 3 or not texts[0].endswith(begin):
+        return events
+    end = _STRING.match(texts[0])
+    assert end is not None, "it matches nothing, too"
+    between = texts[0][end.end() :]
+    last = texts.pop()
+    alike = [text[: -len(between)] for text in texts if text.endswith(between)]
+    text = b"".join(alike)
+    return b"".join((first, mark, text, last)) if len(alike) == len(texts) and _STRING.fullmatch(text) else events
 
 
 def events_as_array(events: bytes) -> bytes:

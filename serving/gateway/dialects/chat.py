@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, expect, without
+from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, expect, merged, without
 from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import BadRequest
 
@@ -109,7 +109,7 @@ class Chat(Dialect):
         thought: dict[int, list[str]] = {}
         calls: dict[int, dict[int, dict]] = {}
         finish: dict[int, str] = {}
-        for chunk in decode_events(events, _chunks):
+        for chunk in decode_events(merged(events, b'"delta":{"content":"'), _chunks):
             for choice in chunk.choices:
                 delta, pieces = choice.delta, text.get(choice.index)
                 if pieces is None:
