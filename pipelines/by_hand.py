@@ -108,7 +108,8 @@ def _mlflow(home: Home) -> str:
         with urllib.request.urlopen(f"{url}/health", timeout=10):
             return url
     except OSError as error:
-        raise PipelineError(f"MLflow does not answer at {url} ({error}): `everloop status` tells what runs") from None
+        reason = getattr(error, "reason", error)
+        raise PipelineError(f"MLflow does not answer at {url} ({reason}): `everloop status` tells what runs") from None
 
 
 def _must_exist(folder: Path) -> None:
