@@ -32,7 +32,7 @@ test: setup lint types wheel  ## what CI runs
 	@$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not (engine or kafka or alone)" tests/integration
 	@$(BIN)/python -m pytest -m "engine or kafka or alone" tests/integration
-	@$(BIN)/python -m pytest tests/interop
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/interop
 	@$(BIN)/python -m pytest tests/e2e
 
 unit: setup  ## the tests that need no process
