@@ -55,7 +55,7 @@ def revoke(session: Session, key_id: str, now: float) -> None:
     """From now on the key is refused. Raises `NotFound`."""
     row = session.get(KeyRow, key_id)
     if row is None:
-        raise NotFound("There is no key with this id: `GET /v1/keys` lists them.")
+        raise NotFound("There is no key with this id: `everloop keys list` (`GET /v1/keys`) shows them.")
     row.revoked_at = row.revoked_at or now
 
 

@@ -119,7 +119,7 @@ class App:
             allowed = "POST" if path in _POST else "GET, HEAD"
             raise MethodNotAllowed(f"This path does not take this method, but: {allowed}.", allowed)
         else:
-            raise NotFound("There is nothing at this path: the API starts at /v1.")
+            raise NotFound("There is nothing at this path: /openapi.json lists what there is.")
 
     async def _tell(self, exchange: Exchange, dialect: Dialect, path: str) -> None:
         exchange.request_id = new_id("req")

@@ -13,7 +13,7 @@ The sources of the signals that everloop computes itself are refused: what bears
 
 import re
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -31,13 +31,16 @@ from serving.gateway.sessions import session_hash
 MAX_ITEMS = 1000
 MAX_BYTES = 4 << 20
 _COMPUTED = frozenset(f"implicit:{rule}" for rule in ImplicitRule)
+_TARGETS = Literal["turn", "session", "session_of_turn"]
+_KNOWN = {"`$.kind`": ", ".join(Kind), "`$.target`": ", ".join(get_args(_TARGETS))}
+"""What may stand where: the decoder's own sentences do not say it."""
 _SOURCE = re.compile(r"user|application|simulator|implicit:[a-z0-9_.-]{1,64}")
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True):
     """One signal as a caller sends it."""
 
-    target: Literal["turn", "session", "session_of_turn"]
+    target: _TARGETS
     id: Annotated[str, Meta(min_length=1, max_length=256)]
     kind: Kind
     sample: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
@@ -104,4 +107,5 @@ def _item(row: object, place: int) -> Item:
     try:
         return msgspec.convert(row, Item)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"Signal {place}: {error}.") from None
+        known = next((f"; it is one of {known}" for where, known in _KNOWN.items() if where in str(error)), "")
+        raise BadRequest(f"Signal {place}: {error}{known}.") from None

@@ -71,3 +71,11 @@ def test_a_session_without_a_name_is_named_by_a_turn_of_it() -> None:
 def test_bad_feedback_is_refused(body: dict) -> None:
     with pytest.raises(BadRequest):
         feedback(**body)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "known"), [({"kind": "thumbs_up"}, "accept, reject"), ({"target": "reply"}, "turn, session, session_of")]
+)
+def test_a_wrong_word_hears_the_right_ones(wrong: dict, known: str) -> None:
+    with pytest.raises(BadRequest, match=known):
+        feedback(**{"target": "turn", "id": "x", "kind": "accept"} | wrong)
