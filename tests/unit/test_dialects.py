@@ -297,6 +297,14 @@ def test_an_event_of_another_form_among_like_ones_keeps_its_own(other: bytes, pl
     assert said.get("reasoning") == alone.get("reasoning")
 
 
+def test_a_tool_call_that_comes_in_very_many_pieces_is_read_at_once() -> None:
+    """A step that copies what came before at each piece would take minutes here."""
+    piece, many = {"index": 0, "function": {"arguments": "sixteen letters "}}, 300_000
+    event = b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]}).encode()
+    call = CHAT.stream_replies(event * many)[0].message["tool_calls"][0]
+    assert len(call["function"]["arguments"]) == many * 16
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from((*KEYS, "index", "delta", "item", "content_block")), NESTED)))
 @pytest.mark.parametrize("dialect", list(DIALECTS.values()), ids=lambda dialect: dialect.name)

@@ -179,6 +179,21 @@ def test_a_streamed_answer_is_the_same_as_a_plain_one() -> None:
     assert cut[0].finish is None
 
 
+def test_an_answer_sent_back_as_very_many_messages_is_read_at_once() -> None:
+    """A step that copies what came before at each message, block, field or event would take minutes here."""
+    many = 300_000
+    said = blocks({"type": "text", "text": "x"}, CALL, role="assistant")
+    (heard,) = MESSAGES.heard({"messages": said * many}, ())
+    assert (len(heard["content"]), len(heard["tool_calls"])) == (many, many)
+    dropped: list[str] = []
+    MESSAGES.repair({"messages": [HELLO], "output_config": {str(place): 0 for place in range(many)}}, dropped)
+    assert len(dropped) == many
+    delta = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "sixteen letters "}}
+    streamed = events({"type": "content_block_start", "content_block": {"type": "text", "text": ""}})
+    text = MESSAGES.stream_replies(streamed + events(delta) * many)[0].message["content"][0]["text"]
+    assert len(text) == many * 16
+
+
 def test_errors_have_anthropics_shape() -> None:
     error = json.loads(MESSAGES.error_body(Unauthorized("no")))
     assert error == {"type": "error", "error": {"type": "authentication_error", "message": "no"}}

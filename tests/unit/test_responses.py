@@ -141,6 +141,26 @@ def test_answers_streamed_and_plain() -> None:
     assert RESPONSES.replies(json.dumps({"output": [SAID], "status": "incomplete"}).encode())[0].finish == "length"
 
 
+def test_an_answer_sent_back_as_very_many_items_is_read_at_once() -> None:
+    """A step that copies what came before at each item or event would take minutes here."""
+    many = 300_000
+    (heard,) = RESPONSES.heard({"input": [SAID, CALL] * many}, ())
+    assert (len(heard["content"]), len(heard["tool_calls"])) == (many, many)
+    added = {"type": "response.output_item.added", "item": {"type": "message", "id": "msg_1", "content": []}}
+    delta = {"type": "response.output_text.delta", "item_id": "msg_1", "delta": "sixteen letters "}
+    event = b"data: %b\n\n"
+    stream = event % json.dumps(added).encode() + event % json.dumps(delta).encode() * many
+    text = RESPONSES.stream_replies(stream)[0].message["output"][0]["content"][0]["text"]
+    assert len(text) == many * 16
+
+
+def test_an_item_whose_type_is_assistant_is_no_message_of_the_assistant() -> None:
+    heard = read([{"type": "assistant", "x": 1}, SAID, CALL]).messages
+    assert [message["role"] for message in heard] == ["assistant", "assistant"]
+    assert heard[0]["content"] == '{"type":"assistant","x":1}'
+    assert heard[1]["content"] == SAID["content"]
+
+
 def test_errors_are_openais_and_a_failed_response_in_mid_stream() -> None:
     event = RESPONSES.error_event(EngineLost("gone"))
     assert event.startswith(b"event: response.failed\ndata: {")

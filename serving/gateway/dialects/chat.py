@@ -4,15 +4,26 @@ from collections.abc import Collection
 
 import msgspec
 
-from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, expect, merged, without
+from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, encode_text, expect, merged, without
 from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import BadRequest
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: object = None
+
+
+class _CallPiece(msgspec.Struct):
+    index: int | None = 0
+    id: str | None = None
+    function: _Function | None = None
 
 
 class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[dict] | None = None
+    tool_calls: list[_CallPiece] | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -39,6 +50,25 @@ class _FullChoice(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_FullChoice]
+
+
+class _Call(msgspec.Struct):
+    """A tool call that comes in pieces: the first names it, the others continue its arguments."""
+
+    id: str | None
+    name: str
+    arguments: list[str]
+
+    def add(self, function: _Function | None) -> None:
+        if function is not None:
+            self.name = function.name or self.name
+            given = function.arguments
+            if given is not None:  # of what should be a text, an engine's parser may make an object
+                self.arguments.append(given if isinstance(given, str) else encode_text(given))
+
+    def whole(self) -> dict:
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 _chunks = msgspec.json.Decoder(list[_Chunk])
@@ -107,7 +137,7 @@ class Chat(Dialect):
     def stream_replies(self, events: bytes) -> dict[int, Reply]:
         text: dict[int, list[str]] = {}
         thought: dict[int, list[str]] = {}
-        calls: dict[int, dict[int, dict]] = {}
+        calls: dict[int, dict[int | None, _Call]] = {}
         finish: dict[int, str] = {}
         for chunk in decode_events(merged(events, b'"delta":{"content":"'), _chunks):
             for choice in chunk.choices:
@@ -122,10 +152,15 @@ class Chat(Dialect):
                     if delta.reasoning:
                         thought.setdefault(choice.index, []).append(delta.reasoning)
                     for piece in delta.tool_calls or ():
-                        _add_call(calls.setdefault(choice.index, {}), piece)
+                        made = calls.setdefault(choice.index, {})
+                        made.setdefault(piece.index, _Call(piece.id, "", [])).add(piece.function)
         return {
             index: Reply(
-                _assistant("".join(pieces), list(calls.get(index, {}).values()), "".join(thought.get(index, ()))),
+                _assistant(
+                    "".join(pieces),
+                    [call.whole() for call in calls.get(index, {}).values()],
+                    "".join(thought.get(index, ())),
+                ),
                 finish.get(index),
             )
             for index, pieces in text.items()
@@ -139,17 +174,6 @@ def _assistant(content: str | None, tool_calls: list[dict] | None, reasoning: st
     if tool_calls:
         message["tool_calls"] = tool_calls
     return message
-
-
-def _add_call(calls: dict[int, dict], piece: dict) -> None:
-    """Adds one streamed piece of a tool call: the first names it, the others continue its arguments."""
-    index = piece.pop("index", 0)
-    function = piece.get("function") or {}
-    call = calls.setdefault(
-        index, {"id": piece.get("id"), "type": "function", "function": {"name": "", "arguments": ""}}
-    )
-    call["function"]["name"] = function.get("name") or call["function"]["name"]
-    call["function"]["arguments"] += function.get("arguments") or ""
 
 
 def _check_media(parts: list, domains: Collection[str], where: str) -> None:

@@ -148,7 +148,7 @@ class Messages(Dialect):
 
     def stream_replies(self, events: bytes) -> dict[int, Reply]:
         blocks: dict[int, dict] = {}
-        arguments: dict[int, list[str]] = {}
+        pieces: dict[tuple[int, str], list[str]] = {}
         stop_reason = None
         for event in _events.decode(data_of(events)):
             delta = event.delta
@@ -156,14 +156,16 @@ class Messages(Dialect):
                 blocks[event.index] = event.content_block
             elif delta is not None and event.type == "message_delta":
                 stop_reason = delta.stop_reason
-            elif delta is not None and (block := blocks.get(event.index)) is not None:
-                for name in ("text", "thinking", "signature"):
+            elif delta is not None and event.index in blocks:
+                for name in ("text", "thinking", "signature", "partial_json"):
                     if piece := getattr(delta, name):
-                        block[name] = (block.get(name) or "") + piece
-                if delta.partial_json:
-                    arguments.setdefault(event.index, []).append(delta.partial_json)
-        for index, pieces in arguments.items():
-            blocks[index]["input"] = _arguments("".join(pieces))
+                        pieces.setdefault((event.index, name), []).append(piece)
+        for (index, name), said in pieces.items():
+            text, block = "".join(said), blocks[index]
+            if name == "partial_json":
+                block["input"] = _arguments(text)
+            else:
+                block[name] = word(block.get(name)) + text
         return {0: _reply([blocks[index] for index in sorted(blocks)], stop_reason)} if blocks or stop_reason else {}
 
     def model(self, name: str) -> dict:
@@ -255,12 +257,15 @@ def _heard(role: str, blocks: list[dict]) -> list[dict]:
 
 
 def _add(heard: list[dict], more: list[dict]) -> None:
-    """Appends messages; a harness may send one answer back as several messages in a row."""
+    """Appends messages; a harness may send one answer back as several messages in a row.
+
+    The lists of a message are `_heard`'s own: they grow in place, for a copy at each message would be quadratic.
+    """
     last = heard[-1] if heard else {}
     if more and last.get("role") == more[0].get("role") == "assistant":
-        last["content"] = [*last["content"], *more[0]["content"]]
-        if calls := [*last.get("tool_calls", ()), *more[0].get("tool_calls", ())]:
-            last["tool_calls"] = calls
+        last["content"] += more[0]["content"]
+        if calls := more[0].get("tool_calls"):
+            last.setdefault("tool_calls", []).extend(calls)
         more = more[1:]
     heard.extend(more)
 
@@ -383,11 +388,12 @@ def _repair_thinking(forward: dict, dropped: list[str]) -> None:
         forward["thinking"] = {**thinking, "budget_tokens": _SMALLEST_BUDGET}  # type: ignore[dict-item]
     if isinstance(output, dict):
         shape = output.get("format")
-        unknown = [name for name in output if name not in ("effort", "format")]
-        unknown += ["effort"] if "effort" in output and word(output["effort"]) not in _EFFORTS else []
-        unknown += ["format"] if isinstance(shape, dict) and shape.get("type") != "json_schema" else []
-        forward["output_config"] = {name: value for name, value in output.items() if name not in unknown}
-        dropped += [f"output_config.{name}" for name in unknown]
+        known = {
+            "effort": word(output.get("effort")) in _EFFORTS,
+            "format": not isinstance(shape, dict) or shape.get("type") == "json_schema",
+        }
+        forward["output_config"] = {name: value for name, value in output.items() if known.get(name)}
+        dropped += [f"output_config.{name}" for name in output if not known.get(name)]
 
 
 # Answers

@@ -148,18 +148,19 @@ class Responses(Dialect):
 
     def stream_replies(self, events: bytes) -> dict[int, Reply]:
         items: dict[str, dict] = {}
+        pieces: dict[str, list[str]] = {}
         finish: str | None = None
         for event in _events.decode(data_of(events)):
             if event.item is not None:
-                items[str(event.item.get("id"))] = event.item
+                name = str(event.item.get("id"))
+                items[name], pieces[name] = event.item, []
                 if event.type == "response.output_item.done":
                     finish = _finish([event.item]) or finish or "stop"
             elif event.type == "response.output_text.delta" and isinstance(event.delta, str):
-                item = items.get(event.item_id, {})
-                parts = item.setdefault("content", [])
-                if not parts:
-                    parts.append({"type": "output_text", "text": ""})
-                parts[-1]["text"] += event.delta
+                pieces.setdefault(event.item_id, []).append(event.delta)
+        for name, item in items.items():
+            if pieces[name]:  # an item that is not done
+                item["content"] = [*_parts(item.get("content")), {"type": "output_text", "text": "".join(pieces[name])}]
         if not items:
             return {}
         return {0: Reply({"role": "assistant", "output": list(items.values())}, finish)}
@@ -191,7 +192,10 @@ def _check_media(parts: object, domains: Collection[str], where: str) -> None:
 
 
 def _hear(heard: list[dict], items: list[dict]) -> None:
-    """Items as chat has them: what the assistant said and called in a row is one message."""
+    """Items as chat has them: what the assistant said and called in a row is one message.
+
+    The lists of such a message are its own and grow in place: a copy at each item would be quadratic.
+    """
     for item in items:
         kind = word(item.get("type", "message"))
         if kind in _OUTPUTS:
@@ -199,11 +203,9 @@ def _hear(heard: list[dict], items: list[dict]) -> None:
         elif kind in _CALLS:
             name = "arguments" if kind == "function_call" else "input"
             call = {"function": {"name": item.get("name"), "arguments": item.get(name)}}
-            message = _assistant(heard)
-            message["tool_calls"] = [*message.get("tool_calls", ()), call]
+            _assistant(heard).setdefault("tool_calls", []).append(call)
         elif kind == "message" and item.get("role") == "assistant":
-            message = _assistant(heard)
-            message["content"] = [*message["content"], *_parts(item.get("content"))]
+            _assistant(heard)["content"] += _parts(item.get("content"))
         elif kind == "message":
             heard.append({"role": item.get("role"), "content": item.get("content")})
         elif kind not in ("reasoning", "additional_tools"):
@@ -211,7 +213,7 @@ def _hear(heard: list[dict], items: list[dict]) -> None:
 
 
 def _assistant(heard: list[dict]) -> dict:
-    if not heard or heard[-1]["role"] != "assistant":
+    if not heard or heard[-1]["role"] != "assistant" or not isinstance(heard[-1]["content"], list):
         heard.append({"role": "assistant", "content": []})
     return heard[-1]
 
