@@ -3,8 +3,6 @@
 import asyncio
 import time
 
-import msgspec
-
 from ingest.contracts.fleet import Engine, Key, Policy, Role
 from ingest.contracts.ids import keyed_hash
 from serving.gateway.dialects.base import Ask, Dialect
@@ -12,6 +10,7 @@ from serving.gateway.errors import BadRequest, Forbidden
 from serving.gateway.exchange import EVENTS, Exchange, Headers
 from serving.gateway.gateway import Gateway
 from serving.gateway.records import Caller
+from serving.gateway.renames import Renames
 from serving.gateway.sessions import Conversation, native_session, session_hash
 
 ARMS = {"champion": "serve", "evaluation": "evaluation"}
@@ -47,12 +46,9 @@ class Progress:
         self.tail = b""
         """The end of the answer, held back until the turn is committed."""
         self.served_version = ""
-        self._renames: list[tuple[bytes, bytes]] = []
-        if ask.model != policy.name:
-            self._renames.append((_field(b"model", policy.name), _field(b"model", ask.model)))
-        if dialect.engine_prefix != dialect.id_prefix:
-            engines_id = dialect.engine_prefix + self.request_id
-            self._renames.append((_field(b"id", engines_id), _field(b"id", caller.turn_id)))
+        names = {"model": (policy.name, ask.model), "id": (dialect.engine_prefix + self.request_id, caller.turn_id)}
+        self.renamed = Renames({field: name for field, name in names.items() if name[0] != name[1]})
+        """The engine's bytes with the model name that the caller asked for, and the turn's id."""
         self._told = 0
         self._aborting: asyncio.Task[None] | None = None
 
@@ -87,12 +83,6 @@ class Progress:
         """Tells the engine, if one was asked already, to end its answer."""
         if self._aborting is None and hasattr(self, "engine"):
             self._aborting = asyncio.create_task(self._gateway.engines.abort(self.engine, self.request_id))
-
-    def renamed(self, data: bytes) -> bytes:
-        """The engine's bytes with the model name that the caller asked for, and the turn's id."""
-        for of_engine, of_turn in self._renames:
-            data = data.replace(of_engine, of_turn)
-        return data
 
     def headers(self, version: str) -> Headers:
         """What the gateway says of the turn; of a stream, the version that the engine reported when it began."""
@@ -136,11 +126,6 @@ def begin(
     turn = Progress(gateway, dialect, policy, ask, caller)
     turn.version = exchange.header(b"x-everloop-version") or None
     return turn
-
-
-def _field(name: bytes, value: str) -> bytes:
-    """How an engine's JSON has a field. Inside strings quotes are escaped: only the field itself matches."""
-    return b'"' + name + b'":' + msgspec.json.encode(value)
 
 
 def _listed(names: list[str]) -> bytes:

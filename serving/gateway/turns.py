@@ -168,7 +168,7 @@ async def relay_stream(turn: Progress, answer: EngineAnswer, exchange: Exchange,
         ending.lost = not events.ended and not turn.left
     finally:
         turn.streams = True
-        turn.tail = events.held
+        turn.tail = turn.renamed(events.held)
         ending.record = events.record
         forwarded = events.forwarded
         seen = ending.replies = replies_of(turn.dialect.stream_replies, forwarded)
