@@ -62,6 +62,12 @@ class GatewaySettings(_Settings):
         300.0, gt=0, description="A stream of an engine in which nothing comes for so long is taken for lost."
     )
     turn_seconds: float = Field(3600.0, gt=0, description="Longest time that one turn may take.")
+    drain_seconds: float = Field(
+        30.0,
+        ge=0,
+        description="How long turns in progress may go on when the process is told to end; then each is "
+        "recorded as it is, and its caller is told.",
+    )
     commit_seconds: float = Field(5.0, gt=0, description="Deadline of a turn's commit to the spool.")
     media_domains: tuple[str, ...] = Field(
         (), description="Hosts from which engines may fetch images, audio and video that a request names by URL."

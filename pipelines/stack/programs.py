@@ -69,22 +69,21 @@ def programs(
                 max_record_bytes=config.log.max_record_bytes,
             )
         )
-    found.append(
-        _module(
-            "gateway",
-            "serving.gateway",
-            port=ports["gateway"],
-            control=control,
-            spool=home.spool,
-            segment_bytes=config.log.segment_bytes,
-            segment_seconds=config.log.segment_seconds,
-            max_bytes=config.log.max_bytes,
-            workers=config.gateway.workers,
-            admin_port=ports["gateway-admin"],
-            snapshot=home.run / "gateway-snapshot.json",
-            settings=settings_file(home, config.gateway, GatewaySettings)[0],
-        )
+    gateway = _module(
+        "gateway",
+        "serving.gateway",
+        port=ports["gateway"],
+        control=control,
+        spool=home.spool,
+        segment_bytes=config.log.segment_bytes,
+        segment_seconds=config.log.segment_seconds,
+        max_bytes=config.log.max_bytes,
+        workers=config.gateway.workers,
+        admin_port=ports["gateway-admin"],
+        snapshot=home.run / "gateway-snapshot.json",
+        settings=settings_file(home, config.gateway, GatewaySettings)[0],
     )
+    found.append(msgspec.structs.replace(gateway, stop_seconds=int(config.gateway.drain_seconds) + 20))
     for n, engine in enumerate(config.engines):
         version = versions[engine.policy]
         program = _module(

@@ -46,7 +46,8 @@ class Exchange:
     """A request, and the response to it."""
 
     __slots__ = (
-        *("_arrival", "_bodiless", "_chunked", "_head", "_headers", "_keep_alive", "_line", "_on_leave", "_parts"),
+        *("_arrival", "_bodiless", "_chunked", "_head", "_headers", "_keep_alive", "_line", "_on_end", "_on_leave"),
+        "_parts",
         *("_repeated", "_sent_headers", "_size", "_wants_continue", "disconnected", "id_header", "method", "more_body"),
         *("path", "request_id", "response_complete", "sending", "started", "status"),
     )
@@ -76,6 +77,7 @@ class Exchange:
         self.more_body = True
         """Whether more of the request's body is to come."""
         self._on_leave: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self._bodiless = method == "HEAD"
         self._chunked = http_1_1
         self._head = b""
@@ -116,11 +118,17 @@ class Exchange:
         self._wake()
 
     def lost(self) -> None:
-        """The connection has ended."""
+        """The connection has ended. What was not read of the body goes: nobody may."""
         self.disconnected = True
+        self._parts.clear()
         self._wake()
         if self._on_leave is not None and not self.response_complete:
             self._on_leave()
+
+    def end_now(self) -> None:
+        """The process ends, and waits no longer for the answer."""
+        if self._on_end is not None and not self.response_complete:
+            self._on_end()
 
     def last(self) -> None:
         """The connection is to end with this response."""
@@ -180,16 +188,19 @@ class Exchange:
         reserve(size)
 
     @contextmanager
-    def watched(self, on_leave: Callable[[], None]) -> Iterator[None]:
-        """Within the block, calls `on_leave` once if the client leaves. The body must have been read."""
+    def watched(self, on_leave: Callable[[], None], on_end: Callable[[], None] | None = None) -> Iterator[None]:
+        """Within the block, calls `on_leave` once if the client leaves, and `on_end` if the process waits no longer.
+
+        The body must have been read.
+        """
         self._line.flow.resume_reading()
-        self._on_leave = on_leave
+        self._on_leave, self._on_end = on_leave, on_end
         try:
             if self.disconnected:
                 on_leave()
             yield
         finally:
-            self._on_leave = None
+            self._on_leave = self._on_end = None
 
     # -- the response
 
@@ -235,6 +246,7 @@ class Exchange:
         if self.disconnected:
             return
         self.response_complete = True
+        self._parts.clear()
         if not self._keep_alive:
             self._line.transport.close()
         self._line.on_response_complete()

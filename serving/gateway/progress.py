@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 
 from ingest.contracts.fleet import Engine, Key, Policy, Role
 from ingest.contracts.ids import keyed_hash
@@ -39,6 +40,8 @@ class Progress:
         self.engine: Engine
         self.deadline = asyncio.get_running_loop().time() + gateway.settings.turn_seconds
         """When the turn has taken too long, in the loop's time."""
+        self.timeout: asyncio.Timeout | None = None
+        """What waits for it, or did last."""
         self.left = False
         self.status = 200
         self.streams = False
@@ -78,6 +81,13 @@ class Progress:
         """Step 6: nobody reads the answer any more, so the engine is told to end it; its record still comes."""
         self.left = True
         self.abort()
+
+    def end_now(self) -> None:
+        """The process ends: the turn has no more time, and is recorded and answered as one that took too long."""
+        self.deadline = asyncio.get_running_loop().time()
+        if self.timeout is not None:
+            with suppress(RuntimeError):  # nobody waits at the moment: whoever does next, meets the deadline
+                self.timeout.reschedule(self.deadline)
 
     def abort(self) -> None:
         """Tells the engine, if one was asked already, to end its answer."""

@@ -7,6 +7,7 @@ control, the order of a shutdown. What is here beside:
   rest of a body that was answered before it had come.
 - What the parser refuses (lengths that contradict each other, bad chunks, what is no HTTP) is answered as the formats'
   clients read errors, and the connection is closed: nothing after it could be trusted.
+- What stands between a body's chunks, or after them, is bounded like a head, and not read.
 - An offer to go on in another protocol (`Upgrade: h2c`, as Java's own client makes it) is not taken, and costs the
   request nothing; httptools alone would drop its body.
 """
@@ -44,11 +45,16 @@ class Protocol(HttpToolsProtocol):
         self._answering: Exchange | None = None
         self._head_bytes = 0
         self._head_begun = False
+        self._between_bytes = 0
+        """Of chunks' extensions and trailers, since a body's bytes came last."""
+        self._body_came = False
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
-        told, self.cycle = {self.cycle, self._answering}, None
+        told = {self.cycle, self._answering}
+        self.cycle = self._answering = None  # nothing is left in a circle, for nobody looks for those (`server`)
+        self.pipeline.clear()
         super().connection_lost(exc)
         for exchange in told:
             if exchange is not None:
@@ -60,24 +66,38 @@ class Protocol(HttpToolsProtocol):
         else:
             self.cycle.last()
 
+    def end_now(self) -> None:
+        """The process ends, and waits no longer for the answer in progress."""
+        if self._answering is not None:
+            self._answering.end_now()
+
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        head = self._head_timer
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            self._go_on(data[offer.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(BadRequest("This is not a well-formed HTTP/1.1 request."))
-        else:
-            if not self._head_begun:
+        head, self._body_came = self._head_timer, False
+        in_body = not self._head_begun and self.cycle is not None and self.cycle.more_body
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = self._without_offer(data[offer.args[0] :])
+                continue
+            except httptools.HttpParserError:
+                self._refuse(BadRequest("This is not a well-formed HTTP/1.1 request."))
                 return
+            break
+        if self._head_begun:
             if self._head_timer is None:
                 self._await_head()
             elif head is self._head_timer:
                 self._head_bytes += len(data)
                 if self._head_bytes > HEAD_BYTES:
                     self._refuse(HeadTooLarge(f"The request's head is above {HEAD_BYTES} bytes."))
+        elif self._body_came or not in_body:
+            self._between_bytes = 0
+        else:
+            self._between_bytes += len(data)
+            if self._between_bytes > HEAD_BYTES:
+                self._refuse(HeadTooLarge(f"What stands beside a body's chunks is above {HEAD_BYTES} bytes."))
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -111,7 +131,12 @@ class Protocol(HttpToolsProtocol):
         self._answering = cycle
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_begun:  # a trailer is none: nobody asked for it
+            super().on_header(name, value)
+
     def on_body(self, body: bytes) -> None:
+        self._body_came = True
         if self.cycle is not None and not self.parser.should_upgrade():
             self.cycle.received(body)
 
@@ -143,16 +168,16 @@ class Protocol(HttpToolsProtocol):
         else:
             self._refuse(BodyTimeout("The request's head did not arrive in time."))
 
-    def _go_on(self, rest: bytes) -> None:
-        """Reads the request once more, without its offer of another protocol."""
+    def _without_offer(self, rest: bytes) -> bytes:
+        """What is to be read instead: the request without its offer of another protocol, and the rest."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
             self._refuse(BadRequest("This is no proxy."))
-            return
+            return b""
         lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
         lines += [b"%b: %b" % (name, value) for name, value in self.headers if name not in _OFFERS]
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join((*lines, b"", rest)))
+        return b"\r\n".join((*lines, b"", rest))
 
     def _refuse(self, error: GatewayError) -> None:
         """Answers, where no answer has begun, and closes the connection."""

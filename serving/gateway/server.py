@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from math import ceil
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -30,7 +31,8 @@ from serving.gateway.snapshot import ControlUnreachable
 from serving.gateway.workers import CannotStart, supervise
 
 logger = logging.getLogger(__name__)
-_DRAIN_SECONDS = 30
+_END_SECONDS = 10
+"""For turns to be recorded and their callers told, once their time is over."""
 _GARBAGE = (20_000, 20, 100)
 """Objects between two looks for cycles. A turn makes few: with Python's own the looks took a tenth of a plain turn."""
 
@@ -86,7 +88,7 @@ def serve(
             workers=workers,
         )
         protocol = bounded(settings.body_seconds, lambda code: app.gateway.metrics.refused(code))
-        uvloop.run(_work(app, protocol, index, public, admin, pipes))
+        uvloop.run(_work(app, protocol, index, public, admin, pipes, settings.drain_seconds))
 
     if workers == 1:
         work(0)
@@ -102,7 +104,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: Application, protocol: type[Protocol]) -> uvicorn.Config:
+def _config(app: Application, protocol: type[Protocol], drain_seconds: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=protocol,
@@ -114,7 +116,7 @@ def _config(app: Application, protocol: type[Protocol]) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        timeout_graceful_shutdown=ceil(drain_seconds + _END_SECONDS),
     )
 
 
@@ -125,7 +127,9 @@ async def _work(
     public: socket.socket,
     admin: socket.socket | None,
     pipes: list[socket.socket],
+    drain_seconds: float,
 ) -> None:
+    loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         try:
             await app.open(stack)
@@ -134,17 +138,22 @@ async def _work(
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked at again
         gc.set_threshold(*_GARBAGE)
-        servers = [(_Server(_config(app, protocol)), public)]
+        servers = [(_Server(_config(app, protocol, drain_seconds)), public)]
         if admin is not None:
             telling = await tell(app.gateway.metrics.registry, pipes[index])
             stack.callback(telling.close)
-            servers.append((_Server(_config(Admin(pipes), protocol)), admin))
+            servers.append((_Server(_config(Admin(pipes), protocol, drain_seconds)), admin))
 
         def stop() -> None:
             for server, _ in servers:
                 server.should_exit = True
+            loop.call_later(drain_seconds, end_turns)
+
+        def end_turns() -> None:
+            for connection in list(servers[0][0].server_state.connections):
+                cast(Protocol, connection).end_now()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
+            loop.add_signal_handler(number, stop)
         logger.info("gateway serves on port %d, spool %s", public.getsockname()[1], app.gateway.spool.spool_id)
         await asyncio.gather(*(server.serve(sockets=[listening]) for server, listening in servers))

@@ -47,7 +47,7 @@ async def take_turn(gateway: Gateway, exchange: Exchange, dialect: Dialect) -> N
     key = gateway.authenticate(exchange, Role.INFERENCE, Role.EVALUATION, Role.ADMIN)  # 1
     with gateway.limits.hold(key), gateway.places.hold() as place:  # 1
         turn = await read(gateway, exchange, dialect, key, turn_id, place)  # 1, 2, 3
-        with exchange.watched(turn.caller_left):  # 6
+        with exchange.watched(turn.caller_left, turn.end_now):  # 6
             answer = await asked(gateway, turn)  # 3, 7
             ending = await relay(gateway, turn, answer, exchange)  # 4
             await commit(gateway, turn, ending)  # 5
@@ -122,7 +122,7 @@ async def ask(gateway: Gateway, turn: Progress) -> EngineAnswer | None:
     """Sends the request to `turn.engine`; None where the engine broke off, or the turn has taken too long."""
     body = turn.engine_body()
     try:
-        async with asyncio.timeout_at(turn.deadline):
+        async with asyncio.timeout_at(turn.deadline) as turn.timeout:
             return await gateway.engines.ask(
                 turn.engine, turn.dialect.path, body, turn.request_id, stream=turn.ask.stream
             )
@@ -136,7 +136,7 @@ async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, e
     if answer is not None:
         ending.status = turn.status = answer.status
         try:
-            async with asyncio.timeout_at(turn.deadline):
+            async with asyncio.timeout_at(turn.deadline) as turn.timeout:
                 await (relay_stream if answer.is_stream else relay_body)(turn, answer, exchange, ending)
         except EngineBroke:
             ending.lost = not turn.left

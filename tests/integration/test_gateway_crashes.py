@@ -107,6 +107,41 @@ def test_a_plain_answer_may_take_the_whole_turn_and_no_longer(tmp_path: Path) ->
         assert len(httpx.get(f"{engine}/stand-in").json()["requests"]) == 2
 
 
+def test_turns_that_outlast_the_drain_are_recorded_and_their_callers_told(tmp_path: Path) -> None:
+    with running(tmp_path, settings={"drain_seconds": 0.5}) as stack:
+        engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
+        httpx.post(f"{engine}/stand-in", json={"delay": 0.5, "tokens": 200}).raise_for_status()
+        asked = {"model": "policy", "messages": HI, "max_tokens": 200}
+        headers = {"authorization": f"Bearer {stack.key()}"}
+        answers: dict[str, httpx.Response] = {}
+
+        def ask(path: str, stream: bool) -> None:
+            answers[path] = httpx.post(
+                stack.gateway_url + path, json={**asked, "stream": stream}, headers=headers, timeout=60
+            )
+
+        asks = (("/v1/chat/completions", False), ("/v1/messages", True))
+        threads = [threading.Thread(target=ask, args=args) for args in asks]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(httpx.get(f"{engine}/stand-in").json()["requests"]) == 2, "both to be asked")
+        process = stack.processes.pop("gateway")
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert process.wait(30) == 0
+        plain, streamed = (answers[path] for path, _ in asks)
+        assert (plain.status_code, plain.json()["error"]["code"]) == (502, "engine_failed")
+        assert streamed.text.rstrip().rpartition("event: ")[2].startswith("error\n")
+        for answer in (plain, streamed):
+            (turn,) = stack.turns(answer.headers["x-everloop-turn-id" if answer is streamed else "x-request-id"])
+            assert turn.finish is Finish.ENGINE_LOST
+        # Of the other one the connection was closed, which is what ends it in vLLM.
+        assert httpx.get(f"{engine}/stand-in").json()["aborted"] == [
+            streamed.headers["x-request-id"].removeprefix("msg_")
+        ]
+
+
 def test_a_client_that_reads_nothing_has_left(tmp_path: Path) -> None:
     with running(tmp_path, settings={"send_seconds": 1}) as stack:
         engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]

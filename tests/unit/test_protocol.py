@@ -1,6 +1,8 @@
 """The gateway's HTTP connections: a late head, garbage behind a request, and another request's answer meanwhile."""
 
 import asyncio
+import gc
+import weakref
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -19,9 +21,10 @@ class Answering:
         self.refused: list[str] = []
         self.may_end = asyncio.Event()
         self.left = asyncio.Event()
+        self.ends = asyncio.Event()
 
     async def __call__(self, exchange: Exchange) -> None:
-        with exchange.watched(self.left.set):
+        with exchange.watched(self.left.set, self.ends.set):
             exchange.start(200, b"text/plain", length=4)
             await exchange.send(b"ab")
             await self.may_end.wait()
@@ -127,3 +130,72 @@ async def test_the_rest_of_a_body_that_was_answered_is_no_head() -> None:
     await settle()
     assert wire.written.count(b"abcd") == 2
     protocol.connection_lost(None)
+
+
+async def test_trailers_are_not_read_and_bounded() -> None:
+    app, protocol, wire = await connected()
+    protocol.data_received(b"POST /v1/feedback HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n")
+    assert protocol.cycle is not None
+    line = b"authorization: Bearer somebody\r\n"
+    for _ in range(HEAD_BYTES // len(line)):
+        protocol.data_received(line)
+    assert app.refused == []
+    assert not protocol.cycle.has(b"authorization")
+    assert protocol.headers == [(b"transfer-encoding", b"chunked")]
+    protocol.data_received(line * 2)
+    assert (app.refused, wire.closed) == (["head_too_large"], True)
+    protocol.connection_lost(None)
+
+
+async def test_an_endless_extension_of_a_chunk_is_bounded() -> None:
+    app, protocol, wire = await connected()
+    protocol.data_received(b"POST /v1/feedback HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2;")
+    for _ in range(3):
+        protocol.data_received(b"a" * (HEAD_BYTES // 2))
+    assert (app.refused, wire.closed) == (["head_too_large"], True)
+    protocol.connection_lost(None)
+
+
+async def test_many_offers_of_another_protocol_in_one_packet_are_answered_one_by_one() -> None:
+    app, protocol, wire = await connected()
+    app.may_end.set()
+    offer = b"GET /health HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n\r\n"
+    protocol.data_received(offer * 1000)
+    for _ in range(1000):
+        await settle()
+    assert wire.written.count(b"abcd") == 1000
+    protocol.connection_lost(None)
+
+
+async def test_a_connection_that_ended_in_mid_body_leaves_nothing_behind() -> None:
+    app, protocol, _ = await connected()
+    app.may_end.set()
+    gone = weakref.ref(protocol)
+    with_rest = b"POST /v1/feedback HTTP/1.1\r\nContent-Length: 900000\r\n\r\n" + b"a" * 70_000
+    protocol.data_received(ASKED + ASKED + with_rest)
+    protocol.connection_lost(None)
+    await settle()
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        del protocol
+        assert gone() is None
+    finally:
+        if collected:
+            gc.enable()
+
+
+async def test_who_answers_hears_that_the_process_waits_no_longer() -> None:
+    app, protocol, wire = await connected()
+    protocol.data_received(ASKED)
+    protocol.end_now()
+    assert not app.ends.is_set()  # it has not begun
+    await settle()
+    protocol.end_now()
+    assert app.ends.is_set()
+    app.may_end.set()
+    await settle()
+    assert wire.written.endswith(b"abcd")
+    protocol.end_now()
+    protocol.connection_lost(None)
+    protocol.end_now()
