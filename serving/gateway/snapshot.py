@@ -19,9 +19,12 @@ import msgspec
 from ingest.contracts.files import write_atomically
 from ingest.contracts.fleet import WORKER_HEADER, WORKERS_HEADER, Engine, EngineState, Key, Policy, Snapshot
 from ingest.contracts.ids import new_id
+from ingest.contracts.process_logs import described
 
 log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(Snapshot).decode
+_NO_ANSWER = (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, OSError)
+"""How a poll may fail by what control, or the way to it, does."""
 
 
 class ControlUnreachable(Exception):
@@ -71,7 +74,8 @@ class Follower:
         """How many gateway workers live, as far as control said: they share each key's limits."""
         self._etag = ""
         self._changed = asyncio.Event()
-        self._away = False
+        self._away: type[Exception] | None = None
+        """How the last poll failed, if it did."""
         self.view: View
 
     async def __aenter__(self) -> "Follower":
@@ -98,7 +102,7 @@ class Follower:
     async def _start(self) -> None:
         try:
             await self._poll()
-        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+        except (*_NO_ANSWER, ValueError) as error:
             try:
                 self.view = View(_decode(self._saved.read_bytes()))
             except (OSError, msgspec.MsgspecError):
@@ -106,7 +110,7 @@ class Follower:
                     f"control at {self._url} did not answer ({_reason(error)}) and no snapshot was kept in "
                     f"{self._saved}: start control, or check --control and EVERLOOP_CONTROL_TOKEN"
                 ) from error
-            self._away = True
+            self._away = type(error)
             log.warning("control is away (%s): serving from the snapshot kept in %s", _reason(error), self._saved)
 
     async def _follow(self) -> None:
@@ -114,14 +118,14 @@ class Follower:
             await asyncio.sleep(self._poll_seconds)
             try:
                 await self._poll()
-            except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, OSError) as error:
-                if not self._away:
+            except Exception as error:  # noqa: BLE001 whatever it is: without another poll, revoked keys are served
+                if self._away is not type(error):
                     log.warning("control is away (%s): serving from the last snapshot", _reason(error))
-                self._away = True
+                self._away = type(error)
             else:
-                if self._away:
+                if self._away is not None:
                     log.warning("control is back")
-                self._away = False
+                self._away = None
 
     async def _poll(self) -> None:
         headers = {
@@ -131,7 +135,9 @@ class Follower:
         }
         async with self._session.get(self._url, headers=headers) as response:
             response.raise_for_status()
-            self.workers = int(response.headers.get(WORKERS_HEADER, self.workers))
+            workers = int(response.headers.get(WORKERS_HEADER, 0))
+            if workers > 0:
+                self.workers = workers
             if response.status == 304:
                 return
             body = await response.read()
@@ -151,4 +157,4 @@ class Follower:
 def _reason(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return f"HTTP {error.status}"
-    return type(error).__name__
+    return type(error).__name__ if isinstance(error, _NO_ANSWER) else described(error)

@@ -1,0 +1,95 @@
+"""The gateway's follower of control: what it makes of answers that control would not give."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from ingest.contracts.fleet import WORKERS_HEADER, Snapshot
+from serving.gateway import snapshot
+from serving.gateway.snapshot import ControlUnreachable, Follower
+
+
+class Control:
+    """Answers with revision 1, 2, …, each with the next of `said` workers while there are any."""
+
+    def __init__(self, *said: str) -> None:
+        self.said = list(said)
+        self.polls = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.polls += 1
+        told = Snapshot(revision=self.polls, keys=(), policies=(), engines=())
+        headers = {WORKERS_HEADER: self.said.pop(0)} if self.said else {}
+        return web.Response(body=msgspec.json.encode(told), headers=headers)
+
+
+@asynccontextmanager
+async def listening(control: Control) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_get("/v1/snapshot", control.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def followed(follower: Follower, revision: int) -> None:
+    async with asyncio.timeout(60):
+        while follower.view.revision < revision:
+            await follower.changed(60)
+
+
+async def test_garbage_for_the_number_of_workers_is_a_failed_poll(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    control = Control("3", "many", "many")
+    async with listening(control) as url, Follower(url, "token", tmp_path / "saved", 0.001) as follower:
+        assert (follower.view.revision, follower.workers) == (1, 3)
+        await followed(follower, 4)
+        assert follower.workers == 3
+        assert caplog.text.count("control is away (ValueError at ") == 1
+        assert "many" not in caplog.text
+
+
+async def test_less_than_one_worker_is_no_number_of_workers(tmp_path: Path) -> None:
+    control = Control("0", "-1", "2", "0")
+    async with listening(control) as url, Follower(url, "token", tmp_path / "saved", 0.001, workers=4) as follower:
+        assert follower.workers == 4
+        await followed(follower, 5)
+        assert follower.workers == 2
+
+
+async def test_garbage_at_the_start_is_no_answer(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    async with listening(Control("many")) as url:
+        with pytest.raises(ControlUnreachable, match="ValueError"):
+            await Follower(url, "token", saved, 0.001).__aenter__()
+    saved.write_bytes(msgspec.json.encode(Snapshot(revision=7, keys=(), policies=(), engines=())))
+    async with listening(Control("many")) as url, Follower(url, "token", saved, 3600) as follower:
+        assert follower.view.revision == 7
+
+
+async def test_whatever_goes_wrong_control_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(Control()) as url, Follower(url, "token", tmp_path / "saved", 0.001) as follower:
+        view, failed = snapshot.View, asyncio.Event()
+
+        def fails(found: Snapshot) -> None:
+            failed.set()
+            raise KeyError("el-secret")
+
+        monkeypatch.setattr(snapshot, "View", fails)
+        await failed.wait()
+        monkeypatch.setattr(snapshot, "View", view)
+        await followed(follower, follower.view.revision + 1)
+    assert caplog.text.count("control is away (KeyError at ") == 1
+    assert "el-secret" not in caplog.text
