@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from serving.gateway.dialects import DIALECTS
-from serving.gateway.dialects.base import INTERNAL, Ask
-from serving.gateway.errors import BadRequest, CaptureFailed, EngineLost, Forbidden
+from serving.gateway.dialects.base import INTERNAL, MOST_VALUES, Ask
+from serving.gateway.errors import BadRequest, CaptureFailed, EngineLost, Forbidden, TooLarge
 from serving.gateway.sessions import Conversation
 
 CHAT, COMPLETIONS = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/completions"]
@@ -162,6 +162,28 @@ def test_an_answers_reasoning_is_recorded_with_it() -> None:
 def test_what_is_not_json_is_refused(raw: bytes) -> None:
     with pytest.raises(BadRequest):
         CHAT.read(raw, admin=False, max_samples=1)
+
+
+def values(dialect, count: int) -> bytes:
+    """A body of this dialect with so many values in the place of its conversation."""
+    name = {"/v1/responses": "input", "/v1/completions": "stop"}.get(dialect.path, "messages")
+    one = b'{"role":"user","content":"{,[{,["},'
+    return b'{"prompt":"x","%b":[%b"x"]}' % (name.encode(), one * (count // 3))
+
+
+@pytest.mark.parametrize("dialect", list(DIALECTS.values()), ids=lambda dialect: dialect.name)
+def test_a_body_of_too_many_values_is_refused_in_words(dialect) -> None:
+    """440,000 messages of a few letters each are within the limit of a body's size, and would stop all others."""
+    with pytest.raises(TooLarge, match="more than 100,000 values") as refused:
+        dialect.read(values(dialect, MOST_VALUES + 3), admin=True, max_samples=1)
+    assert b"100,000" in dialect.error_body(refused.value)
+
+
+def test_long_conversations_token_ids_and_texts_are_no_values_too_many() -> None:
+    many = MOST_VALUES // 4
+    assert len(read({"messages": MESSAGES * many}).messages) == many
+    assert read({"prompt": list(range(MOST_VALUES * 2))}, dialect=COMPLETIONS).samples == 1
+    assert read({"messages": [{"role": "user", "content": "{," * MOST_VALUES}]}).samples == 1
 
 
 def test_completion_prompts() -> None:

@@ -67,6 +67,13 @@ def test_text_documents_and_search_results_are_read() -> None:
     assert content == [{"type": "text", "text": "Notes\nmilk"}, {"type": "text", "text": "T\nS\nbody"}]
 
 
+def test_a_result_within_a_result_is_left_out() -> None:
+    """Names of what is left out grow with each level: a small body would make many megabytes of them."""
+    ask = read(blocks({**RESULT, "content": [{**RESULT, "content": [RESULT]}]}))
+    assert ask.dropped == ["messages[0].content[0].content[0]"]
+    assert ask.forward["messages"][0]["content"][0]["content"] == [{"type": "text", "text": "[tool_result left out]"}]
+
+
 @pytest.mark.parametrize("wrong", [None, "text", [1], 3])
 def test_arguments_that_are_no_object_do_not_end_the_conversation(wrong: object) -> None:
     body = sent([HELLO, {"role": "assistant", "content": [{**CALL, "input": wrong}]}, *blocks(RESULT)])

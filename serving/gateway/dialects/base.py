@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from serving.gateway.errors import TOO_LONG, BadRequest, EngineRefused, Forbidden, GatewayError
+from serving.gateway.errors import TOO_LONG, BadRequest, EngineRefused, Forbidden, GatewayError, TooLarge
 
 SAMPLING = frozenset(
     {
@@ -46,7 +46,12 @@ MINTED = frozenset({"request_id", "session_id"})
 """Identities that the gateway mints: a caller's own are dropped, whatever its role."""
 NOT_RECORDED = ("user", "safety_identifier", "prompt_cache_key", "user_profile_id", "client_metadata")
 """Fields that name a person or an installation: known to the log by keyed hash only, if at all."""
+MOST_VALUES = 100_000
+"""How many values a body may have in its objects and lists, token ids of a prompt aside: each costs steps on the one
+event loop. A conversation of some thousand messages, with its tools, has half as many."""
 
+_BEGINNINGS = (b",", b"{", b"[")
+"""At least one of them stands before each value: where there are few, nothing needs to be counted."""
 _WHOLE = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "n"})
 _TOO_LONG = ("maximum context length", "longer than the maximum model length")
 """vLLM's words for a prompt that does not fit."""
@@ -111,8 +116,10 @@ class Dialect(ABC):
     """Fields of the format that change nothing here."""
 
     def read(self, raw: bytes, *, admin: bool, max_samples: int, media_domains: Collection[str] = ()) -> Ask:
-        """The request in `raw`. Raises `BadRequest` or `Forbidden`, naming the field."""
+        """The request in `raw`. Raises `BadRequest` or `Forbidden`, naming the field, or `TooLarge`."""
         body = parse_object(raw)
+        if sum(map(raw.count, _BEGINNINGS)) > MOST_VALUES:
+            _check_values(body)
         forward, dropped = self._sort_fields(body, admin)
         self.refuse(body)
         model = expect(body, "model", str, "")
@@ -282,6 +289,22 @@ def parse_object(raw: bytes) -> dict:
     return body
 
 
+def _check_values(body: dict) -> None:
+    """Raises `TooLarge` for a body of more than `MOST_VALUES`."""
+    seen = len(body)
+    pending = [value for name, value in body.items() if name != "prompt"]
+    while pending and seen <= MOST_VALUES:
+        value = pending.pop()
+        if isinstance(value, dict | list):
+            seen += len(value)
+            pending.extend(value.values() if isinstance(value, dict) else value)
+    if seen > MOST_VALUES:
+        raise TooLarge(
+            f"The body has more than {MOST_VALUES:,} values (messages, parts, tools, and each field and list item in "
+            "them): send fewer."
+        )
+
+
 def encode_text(value: object) -> str:
     """Compact JSON of something that was JSON before."""
     return _encode(value).decode()
@@ -327,7 +350,7 @@ def left_out(kind: object, as_type: str = "text") -> dict:
 
 
 def without(parts: object, kinds: Collection[str], where: str, dropped: list[str], as_type: str = "text") -> object:
-    """A content with parts of these `kinds` left out, inner contents too; itself where it has none."""
+    """A content with parts of these `kinds` left out, in results of tools, too; itself where it has none."""
     if not isinstance(parts, list):
         return parts
     kept = []
@@ -336,7 +359,7 @@ def without(parts: object, kinds: Collection[str], where: str, dropped: list[str
         if kind in kinds:
             dropped.append(at)
             part = left_out(kind, as_type)
-        elif kind and isinstance(part.get("content"), list):
+        elif kind == "tool_result" and isinstance(part.get("content"), list):
             part = {**part, "content": without(part["content"], kinds, f"{at}.content", dropped, as_type)}
         kept.append(part)
     return kept

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events
+from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, encode_text
 from serving.gateway.errors import BadRequest
 
 
@@ -41,7 +41,8 @@ class Completions(Dialect):
             raise BadRequest(
                 "`prompt` must be a string, a list of token ids, or a list of either kind.", param="prompt"
             )
-        return [{"role": "user", "content": prompt}]
+        # As one text: the chain would look at each of a million token ids.
+        return [{"role": "user", "content": prompt if isinstance(prompt, str) else encode_text(prompt)}]
 
     def replies(self, body: bytes) -> dict[int, Reply]:
         return {c.index: _reply(c.text, c.finish_reason) for c in _completion.decode(body).choices}
@@ -69,4 +70,4 @@ def _is_prompt(prompt: object) -> bool:
 
 
 def _all_ids(prompt: object) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(type(token) is int and token >= 0 for token in prompt)
+    return isinstance(prompt, list) and set(map(type, prompt)) == {int} and min(prompt) >= 0

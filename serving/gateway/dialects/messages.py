@@ -340,8 +340,17 @@ def _tool_result(block: dict, where: str, dropped: list[str]) -> dict:
     content = block.get("content")
     if not isinstance(content, list):
         return block if content is None or isinstance(content, str) else {**block, "content": encode_text(content)}
-    parts = [part if isinstance(part, dict) else {"type": "text", "text": encode_text(part)} for part in content]
-    return {**block, "content": _repaired(parts, f"{where}.content", dropped)}
+    parts = []
+    for place, part in enumerate(content):
+        at = f"{where}.content[{place}]"
+        if not isinstance(part, dict):
+            parts.append({"type": "text", "text": encode_text(part)})
+        elif part.get("type") == "tool_result":  # no format has one within another
+            dropped.append(at)
+            parts.append(left_out("tool_result"))
+        else:
+            parts.append(_repaired_block(part, at, dropped))
+    return {**block, "content": parts}
 
 
 _REPAIRS: dict[str, Callable[[dict, str, list[str]], dict]] = {
