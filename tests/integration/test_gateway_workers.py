@@ -81,3 +81,20 @@ def test_a_worker_that_cannot_start_ends_all_with_its_reason(tmp_path: Path) -> 
     assert "no room" in (tmp_path / "log").read_text()
     with pytest.raises(ProcessLookupError):
         os.kill(dict(started(folder))[0], 0)
+
+
+def test_a_worker_that_cannot_be_started_again_is_tried_until_it_can(tmp_path: Path) -> None:
+    folder = tmp_path / "workers"
+    mine = "mine = [name for name in os.listdir(sys.argv[1]) if name.startswith(f'{index}-')]"
+    work = f"{mine}\n    if 1 < len(mine) < 4: raise CannotStart('no room')\n    time.sleep(600)"
+    with parent(folder, restart_seconds=0.05, work=work) as process:
+        wait_until(lambda: len(started(folder)) == 2, "two workers")
+        first = dict(started(folder))
+        os.kill(first[0], signal.SIGKILL)
+        wait_until(lambda: len(started(folder)) == 5, "three more starts")
+        os.kill(first[1], 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    told = (tmp_path / "log").read_text()
+    assert told.count("worker 0 cannot start: no room") == 2
+    assert [pause in told for pause in ("in 0.05 s", "in 0.1 s", "in 0.2 s", "in 0.4 s")] == [True, True, True, False]
