@@ -22,6 +22,7 @@ _TEXTS = [f"word{token} " for token in range(TOKENS)]
 LAST = _TEXTS[-1]
 """How every answer's text ends."""
 _TAP = REQUEST_HEADER.encode()
+_ID = b"0123456789abcdef0123456789abcdef"
 
 
 def main() -> None:
@@ -72,10 +73,13 @@ def answer(head: bytes, body: bytes) -> list[bytes]:
     """What to send, write by write. `head` is in lower case."""
     if not head.startswith(b"post /v1/chat/completions"):
         return [_MODELS]
-    tapped = _TAP in head
-    if b'"stream":true' in body or b'"stream": true' in body:
-        return _STREAM_TAPPED if tapped else _STREAM
-    return _WHOLE_TAPPED if tapped else _WHOLE
+    stream = b'"stream":true' in body or b'"stream": true' in body
+    if _TAP not in head:
+        return _STREAM if stream else _WHOLE
+    record = _RECORD.replace(_ID, head.partition(b"\r\nx-request-id: ")[2][: len(_ID)])  # a gateway takes its own only
+    if stream:
+        return [*_STREAM_TAPPED[:-1], _STREAM_TAPPED[-1].replace(b64encode(_RECORD), b64encode(record))]
+    return [_WHOLE_TAPPED[0].replace(_RECORD, record)]
 
 
 def _json(value: object) -> bytes:
@@ -111,7 +115,7 @@ def _stream(record: bytes) -> list[bytes]:
 
 
 def _named(kind: str) -> dict:
-    return {"id": "chatcmpl-0123456789abcdef0123456789abcdef", "object": kind, "created": 1, "model": MODEL}
+    return {"id": f"chatcmpl-{_ID.decode()}", "object": kind, "created": 1, "model": MODEL}
 
 
 def _chunk(data: bytes) -> bytes:
@@ -127,7 +131,7 @@ def _record() -> bytes:
         finish="stop",
     )
     call = TapCall(
-        request_id="chatcmpl-0123456789abcdef0123456789abcdef",
+        request_id=f"chatcmpl-{_ID.decode()}",
         prompt_ids=pack_ids(range(_PROMPT_TOKENS)),
         samples=(sample,),
         sampling={"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": TOKENS},
@@ -136,8 +140,9 @@ def _record() -> bytes:
 
 
 _MODELS = _response(_json({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 4096}]}))
-_WHOLE, _WHOLE_TAPPED = _whole(b""), _whole(_record())
-_STREAM, _STREAM_TAPPED = _stream(b""), _stream(_record())
+_RECORD = _record()
+_WHOLE, _WHOLE_TAPPED = _whole(b""), _whole(_RECORD)
+_STREAM, _STREAM_TAPPED = _stream(b""), _stream(_RECORD)
 
 if __name__ == "__main__":
     main()

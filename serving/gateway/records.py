@@ -57,6 +57,17 @@ class Ending(msgspec.Struct, kw_only=True):
     finished_at: float = 0.0
 
 
+def own(record: TapRecord | None, caller: Caller) -> TapRecord | None:
+    """The record, if it is this request's; None where there is none, or it is another's.
+
+    An engine calls a request by its answer's id, which is of fixed length, and puts a number behind where it makes more
+    than one call of it, or may.
+    """
+    answer_id = caller.dialect.engine_prefix + caller.turn_id.removeprefix(caller.dialect.id_prefix)
+    mine = record is not None and all(call.request_id.startswith(answer_id) for call in record.calls)
+    return record if mine else None
+
+
 def turns_of(caller: Caller, ending: Ending) -> list[Turn]:
     """One turn for each sample that was asked for, whatever became of it."""
     recorded = dict(_samples(ending.record, caller))

@@ -35,7 +35,7 @@ from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
 from serving.gateway.places import Place
 from serving.gateway.progress import Progress, begin
-from serving.gateway.records import Ending, complete, turns_of, versions_of
+from serving.gateway.records import Ending, complete, own, turns_of, versions_of
 from serving.gateway.stream import EventStream
 
 log = logging.getLogger(__name__)
@@ -201,8 +201,9 @@ async def commit(gateway: Gateway, turn: Progress, ending: Ending) -> None:
 
     Raises `EngineLost`, `CaptureFailed` or `VersionUnavailable` for an answer that must not end well.
     """
+    ending.record = own(ending.record, turn.caller)
     if ending.record is None and not ending.lost and ending.status < 400:
-        ending.record = await gateway.engines.record(turn.engine, turn.request_id)
+        ending.record = own(await gateway.engines.record(turn.engine, turn.request_id), turn.caller)
     if ending.record is None and ending.status >= 400:
         return  # refused for its form: nothing was sampled
     ending.left = turn.left

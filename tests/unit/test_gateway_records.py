@@ -1,15 +1,22 @@
 """From the tap's record to turns."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
 import pytest
 
 from ingest.contracts.arrays import pack_ids, pack_logprobs, unpack_ids
 from ingest.contracts.fleet import Engine, Key, Role
 from ingest.contracts.tap import TapCall, TapRecord, TapSample
-from ingest.contracts.turn import Finish, Span
+from ingest.contracts.turn import Finish, Span, Turn
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.dialects.base import Reply
-from serving.gateway.records import Caller, Ending, complete, turns_of, versions_of
+from serving.gateway.errors import CaptureFailed
+from serving.gateway.records import Caller, Ending, complete, own, turns_of, versions_of
 from serving.gateway.sessions import Conversation
+from serving.gateway.turns import commit
 
 ENGINE = Engine(engine_id="e", policy="p", url="", token="")
 KEY = Key(key_id="k", name="n", digest="d", roles=(Role.INFERENCE,), created_at=0.0)
@@ -70,17 +77,17 @@ def test_a_record_of_other_calls_than_prompts_is_not_trusted(prompts: int, calls
 @pytest.mark.parametrize(
     ("ending", "finish"),
     [
-        ({"record": record(("r", [sample(0, 1)]))}, Finish.STOP),
-        ({"record": record(("r", [sample(0, 1, "length")]))}, Finish.LENGTH),
-        ({"record": record(("r", [sample(0, 1)])), "replies": reply("tool_calls")}, Finish.TOOL_CALLS),
-        ({"record": record(("r", [sample(0, 1, "abort")])), "left": True}, Finish.ABORT),
-        ({"record": record(("r", [sample(0, 1, None)])), "left": True}, Finish.ABORT),
-        ({"record": record(("r", [sample(0, 1)])), "left": True}, Finish.ABORT),
-        ({"record": record(("r", [sample(0, 1)])), "left": True, "shown": [1]}, Finish.ABORT),
-        ({"record": record(("r", [sample(0, 1)])), "left": True, "shown": [0]}, Finish.STOP),
-        ({"record": record(("r", [sample(0, 1, "abort")])), "left": True, "shown": [0]}, Finish.ABORT),
-        ({"record": record(("r", [sample(0, 1)])), "status": 400}, Finish.ERROR),
-        ({"record": record(("r", [sample(0, 1, "error")]))}, Finish.ERROR),
+        ({"record": record(("chatcmpl-1", [sample(0, 1)]))}, Finish.STOP),
+        ({"record": record(("chatcmpl-1", [sample(0, 1, "length")]))}, Finish.LENGTH),
+        ({"record": record(("chatcmpl-1", [sample(0, 1)])), "replies": reply("tool_calls")}, Finish.TOOL_CALLS),
+        ({"record": record(("chatcmpl-1", [sample(0, 1, "abort")])), "left": True}, Finish.ABORT),
+        ({"record": record(("chatcmpl-1", [sample(0, 1, None)])), "left": True}, Finish.ABORT),
+        ({"record": record(("chatcmpl-1", [sample(0, 1)])), "left": True}, Finish.ABORT),
+        ({"record": record(("chatcmpl-1", [sample(0, 1)])), "left": True, "shown": [1]}, Finish.ABORT),
+        ({"record": record(("chatcmpl-1", [sample(0, 1)])), "left": True, "shown": [0]}, Finish.STOP),
+        ({"record": record(("chatcmpl-1", [sample(0, 1, "abort")])), "left": True, "shown": [0]}, Finish.ABORT),
+        ({"record": record(("chatcmpl-1", [sample(0, 1)])), "status": 400}, Finish.ERROR),
+        ({"record": record(("chatcmpl-1", [sample(0, 1, "error")]))}, Finish.ERROR),
         ({"record": None, "lost": True}, Finish.ENGINE_LOST),
         ({"record": None, "left": True}, Finish.ABORT),
         ({"record": None}, Finish.ERROR),
@@ -102,9 +109,52 @@ def test_how_a_turn_ended(ending: dict, finish: Finish) -> None:
     ],
 )
 def test_a_damaged_record_is_stripped_and_says_so(damage: dict) -> None:
-    (turn,) = turns_of(caller(), Ending(engine=ENGINE, record=record(("r", [sample(0, 1, **damage)]))))
+    (turn,) = turns_of(caller(), Ending(engine=ENGINE, record=record(("chatcmpl-1", [sample(0, 1, **damage)]))))
     assert not turn.trainable
     assert turn.output_ids == b""
     assert turn.untrainable_reason
     assert not complete([turn])
     turn.check()
+
+
+@pytest.mark.parametrize(
+    ("path", "turn_id", "names", "mine"),
+    [
+        ("/v1/chat/completions", "chatcmpl-1", ["chatcmpl-1"], True),
+        ("/v1/chat/completions", "chatcmpl-1", ["chatcmpl-2"], False),
+        ("/v1/completions", "cmpl-1", ["cmpl-1-0", "cmpl-1-1"], True),
+        ("/v1/completions", "cmpl-1", ["cmpl-1-0", "cmpl-2-1"], False),
+        ("/v1/messages", "msg_1", ["chatcmpl-1"], True),
+        ("/v1/messages", "msg_1", ["msg_1"], False),
+        ("/v1/responses", "resp_1", ["resp_1_0"], True),
+        ("/v1/responses", "resp_1", ["1"], False),
+    ],
+)
+def test_a_record_is_taken_by_the_request_that_it_names(path: str, turn_id: str, names: list[str], mine: bool) -> None:
+    asking = msgspec.structs.replace(caller(), dialect=DIALECTS[path], turn_id=turn_id)
+    given = record(*((name, []) for name in names))
+    assert own(given, asking) is (given if mine else None)
+    assert own(None, asking) is None
+
+
+@pytest.mark.parametrize("kept", ["chatcmpl-1", "chatcmpl-3", None])
+async def test_instead_of_anothers_record_the_engines_store_is_asked(kept: str | None) -> None:
+    """`kept`: whose record the store gives. Without the turn's own the answer does not go out."""
+    turns: list[Turn] = []
+
+    async def fetch(engine: Engine, request_id: str) -> TapRecord | None:
+        assert request_id == "1"
+        return record((kept, [sample(0, 7)])) if kept else None
+
+    async def commit_turns(policy: object, given: list[Turn]) -> bool:
+        turns.extend(given)
+        return False
+
+    metrics = SimpleNamespace(lost=lambda turns, why: None)
+    gateway: Any = SimpleNamespace(engines=SimpleNamespace(record=fetch), commit=commit_turns, metrics=metrics)
+    policy = SimpleNamespace(capture="required")
+    turn: Any = SimpleNamespace(caller=caller(), engine=ENGINE, request_id="1", left=False, version=None, policy=policy)
+    ending = Ending(engine=ENGINE, record=record(("chatcmpl-2", [sample(0, 1)])), replies=reply())
+    with nullcontext() if kept == "chatcmpl-1" else pytest.raises(CaptureFailed):
+        await commit(gateway, turn, ending)
+    assert [unpack_ids(turn.output_ids).tolist() for turn in turns] == [[7] if kept == "chatcmpl-1" else []]
