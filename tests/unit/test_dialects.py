@@ -51,6 +51,54 @@ def test_a_model_without_eyes_reads_that_there_was_an_image() -> None:
     assert "data:image/png" in ask.recorded
 
 
+def parts(dialect, *content: dict) -> dict:
+    """A body of chat or Responses whose only message has these parts."""
+    name = "input" if dialect.path == "/v1/responses" else "messages"
+    return {name: [{"role": "user", "content": list(content)}]}
+
+
+STEERED = [CHAT, DIALECTS["/v1/responses"]]
+EMBEDDED = ("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil", "new_embeds")
+
+
+@pytest.mark.parametrize("dialect", STEERED, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_parts_that_carry_embeddings_need_a_role(name: str, dialect) -> None:
+    for part in ({"type": name, "data": "AA"}, {name: "AA"}, {"type": "input_text", "text": "x", name: None}):
+        with pytest.raises(Forbidden, match=f"`{name}` steers the engine itself"):
+            read(parts(dialect, {"type": "text", "text": "x"}, part), dialect=dialect)
+    assert read(parts(dialect, {"type": name, "data": "AA"}), dialect=dialect, admin=True)
+
+
+def test_an_admins_embeddings_reach_an_engine_that_takes_them() -> None:
+    content = [{"type": name, name: "AA"} for name in EMBEDDED]
+    ask = read(parts(CHAT, *content), admin=True)
+    assert sent(ask)["messages"][0]["content"] == content
+    kept = sent(ask, media=False)["messages"][0]["content"]
+    assert [part for part in kept if part["type"] != "text"] == [content[3], content[5]]
+
+
+@pytest.mark.parametrize("dialect", STEERED, ids=lambda dialect: dialect.name)
+def test_a_mediums_identity_in_the_engines_cache_is_no_callers(dialect) -> None:
+    """Who names another tenant's medium by its identity would be answered about it."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
+    body = parts(dialect, {"type": "text", "text": "x"}, {**image, "uuid": "shared"})
+    ask = read(body, dialect=dialect)
+    (name,) = [name for name in ("messages", "input") if name in body]
+    assert sent(ask, dialect=dialect)[name][0]["content"][1] == image
+    assert ask.dropped == [f"{name}[0].content[1].uuid"]
+    assert "shared" in ask.recorded
+    admin = sent(read(body, dialect=dialect, admin=True), dialect=dialect)
+    assert admin[name][0]["content"][1]["uuid"] == "shared"
+
+
+@pytest.mark.parametrize("part", [{"image_url": None}, {"image_url": "data:,"}, {"type": "input_image"}])
+def test_a_part_without_a_type_is_known_by_its_field(part: dict) -> None:
+    kind = part.get("type", "image_url")
+    ask = read(parts(CHAT, part))
+    assert sent(ask, media=False)["messages"][0]["content"] == [{"type": "text", "text": f"[{kind} left out]"}]
+
+
 def test_the_record_names_nobody_and_keeps_metadata() -> None:
     ask = read(
         {"model": "m", "messages": MESSAGES, "user": "anna", "safety_identifier": "a", "metadata": {"kind": "x"}}
@@ -212,6 +260,7 @@ FIELDS = (
 KEYS = (
     *("type", "role", "content", "text", "name", "input", "source", "output", "tools", "budget_tokens", "effort"),
     *("format", "user_id", "data", "title", "image_url", "arguments", "input_schema", "encrypted_content", "mode"),
+    *("uuid", "image_embeds"),
 )
 WORDS = (
     *("text", "image", "document", "tool_use", "tool_result", "search_result", "thinking", "enabled", "custom"),
@@ -231,10 +280,11 @@ ITEMS = st.lists(st.dictionaries(st.sampled_from(KEYS), NESTED, min_size=1, max_
 @given(
     st.dictionaries(st.sampled_from(FIELDS), ITEMS | NESTED | JSON, max_size=7),
     st.sampled_from(list(DIALECTS.values())),
+    st.booleans(),
 )
-def test_whatever_a_body_holds_it_is_read_or_refused(body: dict, dialect) -> None:
-    with contextlib.suppress(BadRequest):
-        ask = dialect.read(json.dumps(body).encode(), admin=True, max_samples=16)
+def test_whatever_a_body_holds_it_is_read_or_refused(body: dict, dialect, admin: bool) -> None:
+    with contextlib.suppress(BadRequest, Forbidden):
+        ask = dialect.read(json.dumps(body).encode(), admin=admin, max_samples=16)
         Conversation(b"secret", "owner", ask.messages).close(None)
         sent(ask, dialect=dialect, media=False)
 

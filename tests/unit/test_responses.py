@@ -110,6 +110,9 @@ def test_media_by_url_is_refused_unless_its_host_is_allowed() -> None:
     assert left_out == [{"type": "input_text", "text": "[input_image left out]"}]
     with pytest.raises(BadRequest, match="host is allowed"):
         read(image("http://10.0.0.1/"))
+    known_by_its_field = {"type": "input_text", "text": "x", "image_url": "http://10.0.0.1/", "uuid": "1"}
+    with pytest.raises(BadRequest, match="host is allowed"):
+        read([{"role": "user", "content": [known_by_its_field]}])
 
 
 def test_a_turn_finds_its_parent_whatever_the_harness_reshapes() -> None:

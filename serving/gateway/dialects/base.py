@@ -138,6 +138,8 @@ class Dialect(ABC):
         for name in NOT_RECORDED:
             body.pop(name, None)
         recorded = encode_text(body)
+        if not admin:
+            self.keep_from_engine(forward, dropped)
         self.repair(forward, dropped)
         return Ask(
             model=model,
@@ -210,6 +212,12 @@ class Dialect(ABC):
     def person(self, body: dict) -> tuple[str | None, str | None]:
         """The end user and the session that the body names."""
         return expect(body, "user", str, None), None
+
+    def keep_from_engine(self, forward: dict, dropped: list[str]) -> None:  # noqa: B027 most formats need none
+        """Raises `Forbidden` for parts that steer the engine itself; `dropped` gets the names of their fields that do.
+
+        Works on copies, as `repair` does.
+        """
 
     def repair(self, forward: dict, dropped: list[str]) -> None:  # noqa: B027 most formats need none
         """Brings what the engine would refuse for its form into one that it takes; `dropped` gets what is lost by it.
@@ -355,7 +363,9 @@ def without(parts: object, kinds: Collection[str], where: str, dropped: list[str
         return parts
     kept = []
     for place, part in enumerate(parts):
-        at, kind = f"{where}[{place}]", word(part.get("type")) if isinstance(part, dict) else ""
+        at, kind = f"{where}[{place}]", ""
+        if isinstance(part, dict):  # engines know a part without a type by its field
+            kind = word(part.get("type")) or next((name for name in part if name in kinds), "")
         if kind in kinds:
             dropped.append(at)
             part = left_out(kind, as_type)

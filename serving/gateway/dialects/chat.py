@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 
 from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, encode_text, expect, merged, without
-from serving.gateway.dialects.media import check_url
+from serving.gateway.dialects.media import check_url, plain_parts
 from serving.gateway.errors import BadRequest
 
 
@@ -74,8 +74,8 @@ class _Call(msgspec.Struct):
 _chunks = msgspec.json.Decoder(list[_Chunk])
 _completion = msgspec.json.Decoder(_Completion)
 _MEDIA = ("image_url", "video_url", "audio_url")
-_KINDS = (*_MEDIA, "input_audio", "image_pil", "image_embeds", "audio_embeds")
-"""Types of parts that only a model with eyes or ears takes."""
+_KINDS = (*_MEDIA, "input_image", "input_audio", "image_pil", "image_embeds", "audio_embeds", "video_embeds")
+"""Types of parts that only a model with eyes or ears takes. `prompt_embeds` are a prompt, whatever the model."""
 
 
 class Chat(Dialect):
@@ -112,6 +112,14 @@ class Chat(Dialect):
                 _check_media(message["content"], media_domains, f"messages[{place}].content")
         expect(body, "stream_options", dict, None)
         return messages
+
+    def keep_from_engine(self, forward: dict, dropped: list[str]) -> None:
+        forward["messages"] = [
+            {**message, "content": plain_parts(message["content"], f"messages[{place}].content", dropped)}
+            if isinstance(message.get("content"), list)
+            else message
+            for place, message in enumerate(forward["messages"])
+        ]
 
     def repair(self, forward: dict, dropped: list[str]) -> None:
         """Copies, and files left out: no engine reads them."""

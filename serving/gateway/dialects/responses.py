@@ -19,7 +19,7 @@ from serving.gateway.dialects.base import (
     without,
     word,
 )
-from serving.gateway.dialects.media import check_url
+from serving.gateway.dialects.media import check_url, plain_parts
 from serving.gateway.errors import BadRequest, GatewayError
 
 _encode = msgspec.json.encode
@@ -40,7 +40,10 @@ _CALLS = frozenset({"function_call", "custom_tool_call"})
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
 _MEDIA = {"input_image": "image_url", "input_video": "video_url", "input_audio": "audio_url"}
+_URLS = (*_MEDIA.values(), "file_url")
 _TOOLS = frozenset({"function", "custom", "namespace"})
+_CONTENTS = ("content", "output")
+"""Fields of an item that hold parts."""
 
 
 class _Event(msgspec.Struct):
@@ -105,7 +108,7 @@ class Responses(Dialect):
         for place, item in enumerate(given):
             if not isinstance(item, dict):
                 raise BadRequest("Each item of `input` must be an object.", param=f"input[{place}]")
-            for name in ("content", "output"):
+            for name in _CONTENTS:
                 _check_media(item.get(name), media_domains, f"input[{place}].{name}")
         _hear(heard, given)
         return heard
@@ -114,6 +117,16 @@ class Responses(Dialect):
         heard: list[dict] = []
         _hear(heard, message["output"])
         return heard[0] if heard else {"role": "assistant", "content": []}
+
+    def keep_from_engine(self, forward: dict, dropped: list[str]) -> None:
+        if isinstance(forward["input"], list):
+            forward["input"] = [
+                {
+                    name: plain_parts(value, f"input[{place}].{name}", dropped) if name in _CONTENTS else value
+                    for name, value in item.items()
+                }
+                for place, item in enumerate(forward["input"])
+            ]
 
     def repair(self, forward: dict, dropped: list[str]) -> None:
         tools = forward.get("tools")
@@ -134,7 +147,7 @@ class Responses(Dialect):
 
     def leave_out_media(self, body: dict, dropped: list[str]) -> None:
         for place, item in enumerate(body["input"] if isinstance(body["input"], list) else ()):
-            for name in ("content", "output"):
+            for name in _CONTENTS:
                 if name in item:
                     item[name] = without(item[name], _MEDIA, f"input[{place}].{name}", dropped, "input_text")
 
@@ -182,10 +195,9 @@ def _check_media(parts: object, domains: Collection[str], where: str) -> None:
     for place, part in enumerate(parts if isinstance(parts, list) else ()):
         if not isinstance(part, dict):
             raise BadRequest("Each part of a content must be an object.", param=f"{where}[{place}]")
-        for name in (_MEDIA.get(word(part.get("type"))), "file_url"):
-            url = part.get(name) if name else None
-            if url is not None:
-                check_url(url, domains, f"{where}[{place}].{name}")
+        for name in _URLS:  # whatever the type: an engine may know a part by its field
+            if part.get(name) is not None:
+                check_url(part[name], domains, f"{where}[{place}].{name}")
 
 
 # The conversation
