@@ -17,6 +17,9 @@ from serving.gateway.sessions import Conversation
 from serving.gateway.trainability import why_untrainable
 
 _ENGINE_WORDS = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+_FINISHED = frozenset({Finish.STOP, Finish.LENGTH, Finish.TOOL_CALLS})
+_WORDS = ("content", "reasoning", "thinking", "text", "refusal", "output", "tool_calls", "function", "name")
+"""Fields of answers, in one format or another, that hold what was said or called, or parts with such fields."""
 _encode = msgspec.json.encode
 
 
@@ -79,8 +82,25 @@ def turns_of(caller: Caller, ending: Ending) -> list[Turn]:
 
 
 def complete(turns: list[Turn]) -> bool:
-    """Whether each turn carries what the engine recorded of it."""
-    return all(turn.prompt_ids for turn in turns)
+    """Whether each turn carries what the engine recorded of it: a prompt, and the tokens of what it says.
+
+    An answer that was cut may have none yet, and one that says nothing may have none at all.
+    """
+    return all(
+        turn.prompt_ids and (turn.output_ids or turn.finish not in _FINISHED or not _says_something(turn.answer))
+        for turn in turns
+    )
+
+
+def _says_something(answer: str) -> bool:
+    """Whether there is any text or call in an answer; of one that could not be read it is assumed."""
+    return not answer or _has_words(msgspec.json.decode(answer))
+
+
+def _has_words(part: object) -> bool:
+    if isinstance(part, dict):
+        return any(_has_words(part.get(name)) for name in _WORDS)
+    return any(map(_has_words, part)) if isinstance(part, list) else bool(part)
 
 
 def _samples(record: TapRecord | None, caller: Caller) -> Iterator[tuple[int, tuple[TapCall, TapSample]]]:

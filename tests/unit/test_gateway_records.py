@@ -137,6 +137,42 @@ def test_a_record_is_taken_by_the_request_that_it_names(path: str, turn_id: str,
     assert own(None, asking) is None
 
 
+CALLED = {"type": "function", "id": "1", "function": {"name": "f", "arguments": ""}}
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "abort", None])
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": "assistant", "content": "yes"}, True),
+        ({"role": "assistant", "content": None, "reasoning": "hm"}, True),
+        ({"role": "assistant", "content": None, "tool_calls": [CALLED]}, True),
+        ({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}, True),
+        ({"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}, True),
+        (
+            {"role": "assistant", "output": [{"type": "message", "content": [{"type": "output_text", "text": "a"}]}]},
+            True,
+        ),
+        ({"role": "assistant", "output": [{"type": "function_call", "name": "f", "arguments": ""}]}, True),
+        (None, True),
+        ({"role": "assistant", "content": ""}, False),
+        ({"role": "assistant", "content": [{"type": "text", "text": ""}]}, False),
+        (
+            {"role": "assistant", "output": [{"type": "message", "content": [{"type": "output_text", "text": ""}]}]},
+            False,
+        ),
+    ],
+)
+def test_what_is_said_without_tokens_is_not_complete(message: dict | None, says: bool, finish: str | None) -> None:
+    path = "/v1/responses" if message and "output" in message else "/v1/chat/completions"
+    bare = sample(0, 1, finish, output_ids=b"", logprobs=b"", weight_versions=())
+    replies = {0: Reply(message, "stop")} if message is not None else {}
+    given = Ending(engine=ENGINE, record=record(("chatcmpl-1", [bare])), replies=replies)
+    turns = turns_of(msgspec.structs.replace(caller(), dialect=DIALECTS[path]), given)
+    assert complete(turns) is not (says and finish in ("stop", "length"))
+    assert not turns[0].trainable
+
+
 @pytest.mark.parametrize("kept", ["chatcmpl-1", "chatcmpl-3", None])
 async def test_instead_of_anothers_record_the_engines_store_is_asked(kept: str | None) -> None:
     """`kept`: whose record the store gives. Without the turn's own the answer does not go out."""
