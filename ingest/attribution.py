@@ -4,13 +4,15 @@ A windowed join in SQL over the lake's turns, feedback and erasures: `sql/turns.
 traffic itself tells, see `ingest.implicit`), then `sql/attribution.sql`. It runs on DuckDB here; `sql/functions.sql`
 holds the few functions whose names differ, so that the same text can run on Spark.
 
-**A signal counts** for a turn when it names the turn (or its session, by name or by any turn of it: then for every
-turn of the session that had begun when it was received, undivided), its sender's key made the turn or is trusted, and
-it was received at most `window_seconds` after the turn's end; before the turn's own arrival is as good as after. Of
-events with the same (key, feedback id) the first received counts. Of counted signals with the same source and target
-that answer the same question (accept and reject are answers to one, every other kind is its own) the last received
-counts, the others are revised. An implicit signal is one of its turn, in the turn's own name; it counts where its rule
-has a number. A turn's **feedback revision** is the number of signals that counted or were revised: it only grows.
+**A signal counts** for a turn when it names the turn (or its session, by name or by any turn of it: then for every turn
+of the session that had begun when it was received, undivided; by a turn, of the same key and subject, and of a session
+that nobody named those turns only that the turn went on from, or that went on from it), its sender's key made the turn
+or is trusted, and it was received at most `window_seconds` after the turn's end; before the turn's own arrival is as
+good as after. Of events with the same (key, feedback id) the first received counts. Of counted signals with the same
+source and target that answer the same question (accept and reject are answers to one, every other kind is its own) the
+last received counts, the others are revised. An implicit signal is one of its turn, in the turn's own name; it counts
+where its rule has a number. A turn's **feedback revision** is the number of signals that counted or were revised: it
+only grows.
 
 **States**, the first that holds:
 

@@ -26,6 +26,7 @@ def turn(turn_id: str, **changes: Any) -> dict[str, Any]:
         "key_id": "k",
         "subject": f"subject of {turn_id}",
         "session_id": f"session of {turn_id}",
+        "prefix_hashes": [],
         "prompt_ids": pack_ids(changes.pop("prompt", [1, 2])),
         "output_ids": pack_ids(output),
         "logprobs": pack_logprobs(logprobs),

@@ -56,14 +56,27 @@ def _first_of_each(feedback: list[Row]) -> list[Row]:
 def _counts(f: Row, turn: Row, turns: list[Row], settings: AttributionSettings, rewards: RewardSettings) -> bool:
     if f["target"] == "turn":
         aimed = f["target_id"] == turn["turn_id"] and f["sample"] == turn["sample"]
+    elif f["target"] == "session":
+        aimed = f["target_id"] == turn["session_id"] and turn["started_at"] <= f["received_at"]
     else:
-        named = [f["target_id"]]
-        if f["target"] == "session_of_turn":
-            named = [t["session_id"] for t in turns if (t["turn_id"], t["sample"]) == (f["target_id"], f["sample"])]
-        aimed = turn["session_id"] in named and turn["started_at"] <= f["received_at"]
+        meant = [t for t in turns if (t["turn_id"], t["sample"]) == (f["target_id"], f["sample"])]
+        aimed = any(_together(t, turn) for t in meant) and turn["started_at"] <= f["received_at"]
     allowed = f["key_id"] == turn["key_id"] or f["key_id"] in settings.trusted_keys
     in_time = f["received_at"] <= turn["finished_at"] + settings.window_seconds
     return aimed and allowed and in_time and _number(f, rewards) is not None
+
+
+def _together(one: Row, other: Row) -> bool:
+    """Whether both are of one session; of one that named itself, whether one went on from the other."""
+    if any(one[name] != other[name] for name in ("session_id", "key_id", "subject")):
+        return False
+    if one["session_id"] not in one["prefix_hashes"] or _ids(one) == _ids(other):
+        return True
+    return any(a["answer"] and a["prefix_hashes"][-1] in b["prefix_hashes"] for a, b in ((one, other), (other, one)))
+
+
+def _ids(turn: Row) -> tuple[str, int]:
+    return turn["turn_id"], turn["sample"]
 
 
 def _current(signals: list[Row]) -> list[Row]:

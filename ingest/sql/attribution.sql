@@ -42,11 +42,26 @@ aimed AS (
         t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender,
         'session' AS target, h.kind, h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at,
         h.received_at, h.spool_id, h.sequence, h.copy
+    FROM heard h JOIN turn t ON h.target_id = t.session_id
+    WHERE h.target = 'session' AND t.started_at <= h.received_at
+    UNION ALL
+    -- A session that named itself may hold conversations of several people, who began with the same words (few-shot
+    -- examples, a canned greeting): of those, the one that the turn is part of.
+    SELECT
+        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender,
+        'session' AS target, h.kind, h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at,
+        h.received_at, h.spool_id, h.sequence, h.copy
     FROM heard h
-    LEFT JOIN lake_turns n
-        ON h.target = 'session_of_turn' AND h.target_id = n.turn_id AND h.sample = n.sample AND n.finished_at <= $cut
-    JOIN turn t ON t.session_id = CASE WHEN h.target = 'session' THEN h.target_id ELSE n.session_id END
-    WHERE h.target <> 'turn' AND t.started_at <= h.received_at
+    JOIN lake_turns n ON h.target_id = n.turn_id AND h.sample = n.sample AND n.finished_at <= $cut
+    JOIN lake_turns o ON n.session_id = o.session_id AND n.key_id = o.key_id AND n.subject = o.subject
+    JOIN turn t ON o.turn_id = t.turn_id AND o.sample = t.sample
+    WHERE h.target = 'session_of_turn' AND t.started_at <= h.received_at
+        AND (
+            NOT array_contains(n.prefix_hashes, n.session_id)
+            OR (n.turn_id = o.turn_id AND n.sample = o.sample)
+            OR (n.answer <> '' AND array_contains(o.prefix_hashes, from_end(n.prefix_hashes, 1)))
+            OR (o.answer <> '' AND array_contains(n.prefix_hashes, from_end(o.prefix_hashes, 1)))
+        )
     UNION ALL
     SELECT
         turn_id, sample, key_id, closes_at, feedback_id, key_id AS sender, 'turn' AS target, rule AS kind,

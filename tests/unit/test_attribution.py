@@ -137,8 +137,9 @@ def test_a_session_that_nobody_named_is_reached_by_any_of_its_turns(tmp_path: Pa
             rows = join.execute("SELECT turn_id, sample, reward FROM attributed").fetchall()
         return {(turn_id, sample): reward for turn_id, sample, reward in rows}
 
-    turns = [turn(name, session_id="s", finished_at=at) for name, at in (("a", 100.0), ("b", 110.0))]
-    land(tmp_path, "turns", *turns, turn("b", sample=1, session_id="r"), turn("other", policy="q", session_id="r"))
+    turns = [turn(name, session_id="s", subject="u", finished_at=at) for name, at in (("a", 100.0), ("b", 110.0))]
+    others = [turn("b", sample=1, session_id="r", subject="v"), turn("other", policy="q", session_id="r", subject="v")]
+    land(tmp_path, "turns", *turns, *others)
     said = [feedback(*what, value=0.5, target="session_of_turn") for what in (("b", "outcome"), ("unknown", "outcome"))]
     land(tmp_path, "feedback", *said)
     assert rewards() == {("a", 0): 0.5, ("b", 0): 0.5, ("b", 1): None}
@@ -147,6 +148,28 @@ def test_a_session_that_nobody_named_is_reached_by_any_of_its_turns(tmp_path: Pa
     assert rewards() == {("a", 0): -0.5, ("b", 0): -0.5, ("b", 1): None}
     land(tmp_path, "feedback", feedback("other", "outcome", value=1.0, target="session_of_turn"))
     assert rewards()["b", 1] == 1.0
+
+
+def test_of_a_session_that_named_itself_one_conversation_is_meant(tmp_path: Path) -> None:
+    """Few-shot examples are the first assistant message of everybody: all are one session by its name."""
+    asked = {"a1": "aA", "a2": "AcC", "b1": "bB", "again": "AcD"}
+
+    def of_all(name: str, hashes: str, answer: str = "{}") -> dict:
+        return turn(name, session_id="few", subject="u", prefix_hashes=["few", *hashes], answer=answer)
+
+    land(tmp_path, "turns", *(of_all(name, hashes) for name, hashes in asked.items()), of_all("failed", "b", answer=""))
+    land(tmp_path, "feedback", feedback("a2", "outcome", value=0.5, target="session_of_turn"))
+    found = states(tmp_path)
+    assert {name for name, (_, signals, _) in found.items() if signals} == {"a1", "a2"}
+    land(tmp_path, "feedback", feedback("a1", "outcome", value=-0.5, target="session_of_turn", received_at=120))
+    assert {name for name, (_, _, reward) in states(tmp_path).items() if reward == -0.5} == {"a1", "a2", "again"}
+
+
+def test_two_peoples_sessions_of_one_name_are_apart(tmp_path: Path) -> None:
+    turns = [turn(name, session_id="1", subject=subject) for name, subject in (("a", "u"), ("b", "v"), ("c", "u"))]
+    land(tmp_path, "turns", *turns)
+    land(tmp_path, "feedback", feedback("a", "outcome", value=0.5, target="session_of_turn"))
+    assert {name for name, (_, signals, _) in states(tmp_path).items() if signals} == {"a", "c"}
 
 
 @pytest.mark.parametrize(
@@ -306,6 +329,8 @@ def histories(draw: st.DrawFn) -> tuple[list[dict], list[dict], set[tuple[str, s
                 f"t{number // 2}",
                 sample=number % 2,
                 session_id=draw(st.sampled_from(["s", "r"])),
+                prefix_hashes=draw(st.permutations("srxy"))[: draw(st.integers(1, 4))],
+                answer=draw(st.sampled_from(["", '{"content":"y"}'])),
                 subject=draw(PEOPLE),
                 key_id=draw(st.sampled_from(["k", "l"])),
                 prompt=draw(st.sampled_from([[1], [2]])),
