@@ -3,12 +3,18 @@
 A policy names well-known patterns, regular expressions of its own, and a function. `Redactor` applies all of them to
 one text, or to every string in a JSON text. What was found is replaced by `[REDACTED:name]`.
 
+A string may be JSON itself (a tool call's arguments, its result): there a line break is a backslash and an `n`, which
+hides where a word begins. So a string that parses as JSON is redacted as JSON, and every string is also searched with
+its escapes read, for a cut answer's arguments do not parse. Adjacent text parts of one message are also searched
+joined, as the engine reads them.
+
 Expressions are RE2's: time is linear in the text whatever the expression, so that neither an operator's slip nor a
 user's text can hold a gateway up (decision 0010). A well-known pattern may have a check in plain Python (Luhn's digit,
 IBAN's remainder), which looks at one match, of bounded length.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +29,11 @@ MOST_MISSES = 20_000
 """Of one record: a tenth of a second or two. Above it the record cannot be redacted, and is kept without its text."""
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
 _DIGITS = frozenset(b"0123456789")
+_ESCAPED = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\f": "\f", r"\b": "\b", r"\"": '"', r"\/": "/"}
+_CODE_POINT = re.compile(r"\\u([0-9a-fA-F]{4})")
+_ONE_BACKSLASH = "\ufdd0"
+"""Stands for an escaped backslash while the other escapes are read: no character at all, by Unicode's word."""
+_PARTS = "[REDACTED:parts]"
 _IBAN = {
     country: length
     for length, countries in {
@@ -47,9 +58,13 @@ def _compiled(expression: str) -> Any:
 
 
 class _Budget:
-    """How many more near misses may be looked at: what bounds the checks in Python, for RE2 itself is linear."""
+    """How many more near misses may be looked at: what bounds the checks in Python, for RE2 itself is linear.
+
+    `done`: the record's strings so far, and what became of them.
+    """
 
     def __init__(self) -> None:
+        self.done: dict[str, str] = {}
         self._left = MOST_MISSES
 
     def spend(self) -> None:
@@ -157,7 +172,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """`text` without what was found in it. Raises `RedactionError`, or whatever the policy's function raises."""
-        return self._text(text, _Budget())
+        return self._string(text, _Budget())
 
     def json(self, text: str) -> str:
         """The JSON in `text` with every string in it redacted, keys too; the same object where nothing was found.
@@ -170,18 +185,54 @@ class Redactor:
         after = self._value(before, _Budget())
         return text if after == before else msgspec.json.encode(after).decode()
 
-    def _value(self, value: object, budget: _Budget) -> object:
+    def _value(self, value: object, budget: _Budget, name: str = "") -> object:
+        """`name` is the member of an object that `value` is, if any."""
         if isinstance(value, str):
-            return self._text(value, budget)
+            return self._string(value, budget)
         if isinstance(value, dict):
-            return {self._text(key, budget): self._value(inner, budget) for key, inner in value.items()}
+            return {self._string(key, budget): self._value(inner, budget, key) for key, inner in value.items()}
         if isinstance(value, list):
-            return [self._value(inner, budget) for inner in value]
+            redacted = [self._value(inner, budget) for inner in value]
+            for run in _runs(value, name):
+                self._run(run, value, redacted, budget)
+            return redacted
         if isinstance(value, int | float) and not isinstance(value, bool):
             written = str(value)
-            found = self._text(written, budget)
+            found = self._string(written, budget)
             return value if found == written else found
         return value
+
+    def _string(self, text: str, budget: _Budget) -> str:
+        if text in budget.done:
+            return budget.done[text]
+        redacted = text
+        inner = _inner(text)
+        if inner is not None:
+            after = self._value(inner, budget)
+            if after != inner:
+                redacted = msgspec.json.encode(after).decode()
+        redacted = read = self._text(redacted, budget)
+        while (unescaped := _unescaped(read)) != read:
+            read = self._text(unescaped, budget)
+            if read != unescaped:
+                redacted = read
+        budget.done[text] = redacted
+        return redacted
+
+    def _run(self, run: list[int], value: list[Any], redacted: list[Any], budget: _Budget) -> None:
+        """Redacts what crosses the borders of adjacent text parts: `value` at `run`; `redacted` is changed in place."""
+        texts = [_part(value[place]) for place in run]
+        joined, alone = "".join(texts), "".join(self._string(text, budget) for text in texts)
+        found = self._string(joined, budget)
+        if found in (joined, alone):
+            return
+        if alone != joined:  # found in both ways, and differently: only what both show is kept
+            same = _same(found, alone)
+            end = _same(found[same:][::-1], alone[same:][::-1])
+            found = f"{found[:same]}{_PARTS}{found[len(found) - end :]}"
+        replaced = [found, *("" for _ in run[1:])]
+        for place, text in zip(run, replaced, strict=True):
+            redacted[place] = text if isinstance(value[place], str) else redacted[place] | {"text": text}
 
     def _text(self, text: str, budget: _Budget) -> str:
         data = text.encode()
@@ -198,6 +249,56 @@ class Redactor:
         if not isinstance(redacted, str):
             raise RedactionError("redaction: the function gave something that is no text")
         return redacted
+
+
+def _inner(text: str) -> object:
+    """The object or array that `text` is as JSON; None where it is none."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return None
+
+
+def _unescaped(text: str) -> str:
+    """`text` with JSON's escapes read once, in whatever of it they stand."""
+    if "\\" not in text:
+        return text
+    text = text.replace("\\\\", _ONE_BACKSLASH)
+    for escape, character in _ESCAPED.items():
+        text = text.replace(escape, character)
+    return _CODE_POINT.sub(_character, text).replace(_ONE_BACKSLASH, "\\")
+
+
+def _character(escape: re.Match[str]) -> str:
+    code = int(escape[1], 16)
+    return "\ufffd" if 0xD800 <= code <= 0xDFFF else chr(code)
+
+
+def _runs(values: list[Any], name: str) -> Iterator[list[int]]:
+    """Where two or more text parts stand side by side: objects with a text, in a message's content strings too."""
+    run: list[int] = []
+    for place, value in enumerate(values):
+        if (isinstance(value, dict) and isinstance(value.get("text"), str)) or (
+            isinstance(value, str) and name == "content"
+        ):
+            run.append(place)
+            continue
+        if len(run) > 1:
+            yield run
+        run = []
+    if len(run) > 1:
+        yield run
+
+
+def _same(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda n: one[: n + 1] != other[: n + 1])
+
+
+def _part(value: Any) -> str:
+    return value if isinstance(value, str) else value["text"]
 
 
 def _found(

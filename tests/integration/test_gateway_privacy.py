@@ -87,6 +87,36 @@ def test_every_format_is_redacted(stack: Stack, path: str, body: dict) -> None:
     redact(stack, None)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_secret_in_a_tool_calls_arguments_is_found_in_the_answer_and_when_it_comes_back(
+    stack: Stack, path: str
+) -> None:
+    redact(stack, {"patterns": ["secret"]})
+    arguments = {"content": "key:\nsk-ant-REDACTME0123456789abcdef"}
+    engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
+    scripts = {"scripts": {"write it": [{"tool": "write", "arguments": arguments}]}}
+    httpx.post(f"{engine}/stand-in", json=scripts).raise_for_status()
+    call = {"id": "1", "type": "function", "function": {"name": "write", "arguments": json.dumps(arguments)}}
+    back = {
+        "/v1/chat/completions": {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]},
+        "/v1/messages": {"messages": [{"role": "user", "content": json.dumps(arguments)}], "max_tokens": 8},
+        "/v1/responses": {"input": json.dumps(arguments)},
+    }
+    said = {"messages": [{"role": "user", "content": "write it "}], "max_tokens": 400}
+    if path == "/v1/responses":
+        said = {"input": "write it "}
+    headers = {"authorization": f"Bearer {stack.shared_key}"}
+    for body in (said, back[path]):
+        url = stack.gateway_url + path
+        answer = httpx.post(url, json={"model": "policy", **body}, headers=headers, timeout=60)
+        (turn,) = stack.turns(turn_id(answer))
+        assert "REDACTME" not in turn.request + turn.answer
+        assert "key:" in turn.request + turn.answer
+        assert (turn.prompt_ids, turn.output_ids, turn.untrainable_reason) == (b"", b"", "redacted")
+    httpx.post(f"{engine}/stand-in", json={"scripts": {}}).raise_for_status()
+    redact(stack, None)
+
+
 def test_feedback_is_redacted_too(stack: Stack) -> None:
     redact(stack, REDACTION)
     headers = {"authorization": f"Bearer {stack.shared_key}"}

@@ -98,6 +98,81 @@ def test_every_string_number_and_key_of_a_json_is_looked_at() -> None:
     assert ALL.json("") == ""
 
 
+AT_A_LINES_START = {
+    "secret": "sk-ant-REDACTME0123456789abcdef",
+    "phone": "555-123-4567",
+    "iban": "DE89370400440532013000",
+    "credit_card": "4111111111111111",
+    "email": "añna@example.org",
+}
+
+
+@pytest.mark.parametrize("name", AT_A_LINES_START)
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_a_string_that_is_json_itself_is_redacted_as_json(name: str, times: int, ascii_only: bool) -> None:
+    """A tool call's arguments: a line break in them is a backslash and an n, which hides where a word begins."""
+    found = AT_A_LINES_START[name]
+    arguments = value = {"content": f"it says:\n{found}", "line": 1}
+    for _ in range(times):
+        value = {"arguments": json.dumps(value, ensure_ascii=ascii_only)}
+    redacted = json.loads(ALL.json(json.dumps(value)))
+    for _ in range(times):
+        redacted = json.loads(redacted["arguments"])
+    assert redacted == arguments | {"content": f"it says:\n[REDACTED:{name}]"}
+
+
+@pytest.mark.parametrize("name", AT_A_LINES_START)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cut_answers_arguments_are_searched_with_their_escapes_read(name: str, times: int) -> None:
+    found = AT_A_LINES_START[name]
+    written = json.dumps({"content": f'it says "\\":\n{found} ', "more": ""})
+    for _ in range(times - 1):
+        written = json.dumps({"inner": written})
+    redacted = ALL.json(json.dumps({"arguments": written[:-4]}))
+    assert f"[REDACTED:{name}]" in redacted
+    for hidden in (found, json.dumps(found)[1:-1], json.dumps(json.dumps(found)[1:-1])[1:-1]):
+        assert hidden not in redacted
+
+
+def test_a_member_that_json_shows_once_of_two_is_found() -> None:
+    twice = json.dumps({"arguments": r'{"a": "\nAKIAIOSFODNN7EXAMPLE", "a": "x"}'})
+    assert "AKIA" not in ALL.json(twice)
+
+
+@pytest.mark.parametrize("text", [r"\d{3}-\d{4} \u12 \\", "{not json", '["a\\n", 1]', '{"a": {"b": "\\u00e9\\ud83d"}}'])
+def test_escapes_and_json_without_a_find_stay_as_they_are(text: str) -> None:
+    whole = json.dumps({"content": text})
+    assert ALL.json(whole) is whole
+
+
+@pytest.mark.parametrize("parts", [("my key sk-ant-REDACT", "ME0123456789abcdef"), ("sk", "-ant-", "x" * 20)])
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_is_split_over_adjacent_text_parts_is_found(parts: tuple[str, ...], plain: bool) -> None:
+    content = [part if plain else {"type": "text", "text": part} for part in parts]
+    redacted = json.loads(ALL.json(json.dumps({"role": "user", "content": content})))["content"]
+    first, *others = redacted if plain else [part["text"] for part in redacted]
+    assert first == parts[0][: -len("sk-ant-REDACT")] * (len(parts) == 2) + "[REDACTED:secret]"
+    assert not any(others)
+
+
+def test_of_parts_with_finds_of_their_own_only_what_is_surely_outside_is_kept() -> None:
+    def after(*texts: str) -> list[str]:
+        body = json.dumps({"content": [{"type": "text", "text": text} for text in texts]})
+        return [part["text"] for part in json.loads(ALL.json(body))["content"]]
+
+    both = "[REDACTED:secret][REDACTED:parts] of the key, goodbye"
+    assert after("sk-ant-" + "a" * 20, "rest of the key,", " goodbye") == [both, "", ""]
+    assert after("write to a@b.cc.", "Thanks.") == ["write to [REDACTED:email].[REDACTED:parts]", ""]
+    assert after("write to a@b.cc.\n", "Thanks.") == ["write to [REDACTED:email].\n", "Thanks."]
+    assert after("Hello.", "Thanks.") == ["Hello.", "Thanks."]
+
+
+def test_strings_of_any_other_list_are_not_read_as_one() -> None:
+    numbers = json.dumps({"enum": ["4111", "1111", "1111", "1111"]})
+    assert ALL.json(numbers) is numbers
+
+
 def test_own_expressions_and_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("own_redaction")
     module.names = lambda text: text.replace("Anna", "[name]")
@@ -137,7 +212,7 @@ def test_no_expression_and_no_text_takes_long() -> None:
         with pytest.raises(RedactionError, match="near misses"):
             ALL.text(text)
         with pytest.raises(RedactionError, match="near misses"):
-            ALL.json(json.dumps([text[:2000]] * 1000))
+            ALL.json(json.dumps([f"{n}: {text[:2000]}" for n in range(1000)]))
 
 
 def test_a_turn_without_a_find_is_recorded_as_it_is() -> None:
@@ -151,6 +226,8 @@ def test_a_turn_without_a_find_is_recorded_as_it_is() -> None:
         turn({"messages": [{"role": "user", "content": "I am a@b.cc"}]}),
         turn(answer="mail a@b.cc"),
         turn({"prompt": "x", "metadata": {"mail": "a@b.cc"}}),
+        turn(answer=json.dumps({"content": "\na@b.cc"})),
+        turn({"messages": [{"role": "user", "content": [{"text": "a@"}, {"text": "b.cc"}]}]}),
     ],
 )
 def test_a_turn_with_a_find_loses_what_decodes_to_it(found: Turn) -> None:
