@@ -45,6 +45,48 @@ def test_byte_by_byte() -> None:
     assert events.record == RECORD
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        b"data:[DONE]\n\n",
+        b": ping\ndata: [DONE]\n\n",
+        b"id: 4\ndata: [DONE]\n\n",
+        b"\ndata: [DONE]\n\n",
+        b"\n\nevent: end\ndata:[DONE]\nid: 4\n\n\n",
+    ],
+)
+@pytest.mark.parametrize(
+    "tap",
+    [
+        TAP,
+        b"\n" + TAP,
+        b": ping\n" + TAP,
+        TAP.replace(b": ", b":"),
+        b"data: " + TAP[22:40] + b"\ndata:" + TAP[40:-2] + b"\nid: 5\nevent: everloop\n\n",
+    ],
+)
+def test_the_last_event_and_the_taps_are_known_wherever_their_line_stands(last: bytes, tap: bytes) -> None:
+    stream = b"".join(TEXT) + last + tap
+    for cuts in ([], range(len(stream)), [len(stream) - len(tap)], [len(b"".join(TEXT)) + 1]):
+        events, out = run(stream, list(cuts))
+        assert out.strip(b"\n") == b"".join(TEXT).strip(b"\n")
+        assert events.ended
+        assert (out + events.held).strip(b"\n") == (b"".join(TEXT) + last).strip(b"\n")
+        assert events.record == RECORD
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_names_of_last_events_in_a_text_are_text(path: str) -> None:
+    terminal = DIALECTS[path].terminal
+    words = b" ".join(terminal)
+    text = b'event: delta\ndata: {"text":"' + words + b" " + TAP.replace(b"\n", b"\\n") + b'"}\n\n'
+    for last in terminal:
+        events = EventStream(terminal)
+        assert events.feed(text + b"id: 1\n" + last + b"\ndata: {}\n\n" + TAP) == text
+        assert events.held == b"id: 1\n" + last + b"\ndata: {}\n\n"
+        assert events.record == RECORD
+
+
 def test_a_stream_that_breaks_off_is_not_ended_and_has_no_record() -> None:
     events, out = run(b"".join(TEXT) + b"data: {", [])
     assert out == b"".join(TEXT)
