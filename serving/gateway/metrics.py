@@ -23,7 +23,8 @@ class Metrics:
         )
         self._refused = Counter(
             "everloop_refused_heads_total",
-            "Requests refused before any path took them: heads that are no HTTP, too large or too slow; bad chunks.",
+            "Refused before any path took it: heads that are no HTTP, too large or too slow; bad chunks; connections "
+            "above what open files allow.",
             ("code",),
             registry=self.registry,
         )

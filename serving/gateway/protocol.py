@@ -5,6 +5,7 @@ control, the order of a shutdown. What is here beside:
 
 - The head of a request is bounded in time and in size, whoever sends it: no key is known yet. So is the time for the
   rest of a body that was answered before it had come.
+- So are connections in number, for nobody needs a key to open one, and engines and the spool need files, too.
 - What the parser refuses (lengths that contradict each other, bad chunks, what is no HTTP) is answered as the formats'
   clients read errors, and the connection is closed: nothing after it could be trusted.
 - What stands between a body's chunks, or after them, is bounded like a head, and not read.
@@ -21,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest.contracts.ids import new_id
 from serving.gateway.dialects import answering
-from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, HeadTooLarge
+from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, HeadTooLarge, Unavailable
 from serving.gateway.exchange import Application, Exchange
 
 HEAD_BYTES = 64 << 10
@@ -29,10 +30,11 @@ _OFFERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. `head_seconds` is how long the head of a request may take; `refused` gets the code of an error
-    for each request that the application never hears of."""
+    """One connection, of `most` at a time. `head_seconds` is how long the head of a request may take; `refused` gets
+    the code of an error for each request that the application never hears of."""
 
     head_seconds: float
+    most: int
     refused: Callable[[str], None]
     cycle: Exchange | None  # type: ignore[assignment]
     """The request that is being read, or was last."""
@@ -49,6 +51,8 @@ class Protocol(HttpToolsProtocol):
         """Of chunks' extensions and trailers, since a body's bytes came last."""
         self._body_came = False
         self._await_head()
+        if len(self.connections) > self.most:
+            self._refuse(Unavailable("Too many connections are open here: try again in a moment."))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
@@ -196,6 +200,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(head_seconds: float, refused: Callable[[str], None]) -> type[Protocol]:
-    """The protocol with this bound, telling `refused` what it refuses."""
-    return type("BoundedProtocol", (Protocol,), {"head_seconds": head_seconds, "refused": staticmethod(refused)})
+def bounded(head_seconds: float, most: int, refused: Callable[[str], None]) -> type[Protocol]:
+    """The protocol with these bounds, telling `refused` what it refuses."""
+    bounds = {"head_seconds": head_seconds, "most": most, "refused": staticmethod(refused)}
+    return type("BoundedProtocol", (Protocol,), bounds)

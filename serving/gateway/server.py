@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from math import ceil
@@ -54,6 +56,19 @@ def bind(host: str, port: int, send_seconds: float) -> socket.socket:
     return sock
 
 
+def most_connections() -> int:
+    """How many clients a process may be connected with. Takes all the files that it is allowed to open.
+
+    A third of them: as many again are for connections to engines, and the rest for what waits to be accepted or closed,
+    for the spool and the like. The usual limit of 1024 would have idle clients take them all.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a hard limit above the kernel's own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files // 3
+
+
 def serve(
     *,
     host: str,
@@ -75,6 +90,7 @@ def serve(
     public = bind(host, port, settings.send_seconds)
     admin = bind(host, admin_port, settings.send_seconds) if admin_port else None
     pipes = [pipe() for _ in range(workers)]
+    most = most_connections()
 
     def work(index: int) -> None:
         app = App(
@@ -87,7 +103,7 @@ def serve(
             snapshot=snapshot,
             workers=workers,
         )
-        protocol = bounded(settings.body_seconds, lambda code: app.gateway.metrics.refused(code))
+        protocol = bounded(settings.body_seconds, most, lambda code: app.gateway.metrics.refused(code))
         uvloop.run(_work(app, protocol, index, public, admin, pipes, settings.drain_seconds))
 
     if workers == 1:

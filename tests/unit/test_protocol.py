@@ -31,10 +31,10 @@ class Answering:
             await exchange.end(b"cd")
 
 
-async def connected() -> tuple[Answering, Protocol, Wire]:
+async def connected(state: ServerState | None = None, most: int = 9) -> tuple[Answering, Protocol, Wire]:
     app, wire = Answering(), Wire()
     config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
-    protocol = bounded(3600.0, app.refused.append)(config=config, server_state=ServerState(), app_state={})
+    protocol = bounded(3600.0, most, app.refused.append)(config, state or ServerState(), {})
     protocol.connection_made(wire)
     return app, protocol, wire
 
@@ -199,3 +199,21 @@ async def test_who_answers_hears_that_the_process_waits_no_longer() -> None:
     protocol.end_now()
     protocol.connection_lost(None)
     protocol.end_now()
+
+
+async def test_a_connection_too_many_is_refused_and_the_others_stay() -> None:
+    state = ServerState()
+    app, protocol, wire = await connected(state, most=1)
+    refusing, refused, refused_wire = await connected(state, most=1)
+    assert refused_wire.written.startswith(b"HTTP/1.1 503 ")
+    assert (refused_wire.closed, refusing.refused) == (True, ["unavailable"])
+    refused.connection_lost(None)
+    protocol.data_received(ASKED)
+    await settle()
+    assert wire.written.endswith(b"ab")
+    app.may_end.set()
+    await settle()
+    protocol.connection_lost(None)
+    _, protocol, wire = await connected(state, most=1)
+    assert not wire.closed
+    protocol.connection_lost(None)
