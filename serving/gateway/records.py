@@ -142,6 +142,8 @@ def _turn(
     message = reply.message if reply is not None else None
     session, hashes = caller.conversation.close(caller.dialect.said(message) if message is not None else None)
     reason = why_untrainable(call, sample, finish, trains=caller.trains, arm=caller.arm)
+    if message is None:
+        reason = reason or "unreadable answer"  # what its tokens say, nobody could read: neither caller nor judge
     turn = Turn(
         turn_id=caller.turn_id,
         sample=index,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ingest.contracts.tap import TapCall, TapRecord, encode_tap
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.stream import EventStream, decode_record
+from serving.gateway.turns import replies_of
 
 TERMINAL = b"data: [DONE]"
 RECORD = TapRecord(engine_build="b", calls=(TapCall(request_id="r", prompt_ids=b"\1\0\0\0"),))
@@ -121,3 +122,22 @@ def test_the_dialects_read_replies_out_of_streams() -> None:
     text = chunk(text="a") + chunk(text="b", finish_reason="length")
     assert completions.stream_replies(text)[0].message["content"] == "ab"
     assert completions.stream_replies(b"") == {}
+
+
+@pytest.mark.parametrize(
+    "odd", [b"[1,2]", b"<html>", b'"text"', b'{"choices":{},"delta":[]}', b'{"choices":[', b"\xff"]
+)
+@pytest.mark.parametrize("path", DIALECTS)
+def test_a_stream_with_what_is_none_of_its_events_has_no_replies(path: str, odd: bytes) -> None:
+    """Nothing of it is left out in silence: what is recorded would not be what the tokens say."""
+    replies = {
+        "/v1/chat/completions": chunk(delta={"content": "a"}),
+        "/v1/completions": chunk(text="a"),
+        "/v1/messages": b'data: {"type":"content_block_start","content_block":{"type":"text","text":"a"}}\n\n',
+        "/v1/responses": b'data: {"type":"response.output_item.added","item":{"id":"m","type":"message"}}\n\n',
+    }
+    parse, good = DIALECTS[path].stream_replies, replies[path]
+    assert set(replies_of(parse, good)) == {0}
+    assert set(replies_of(parse, b": ping\n\nevent: x\ndata:\n\n" + good.replace(b": {", b":{", 1))) == {0}
+    assert replies_of(parse, good + b"data: " + odd + b"\n\n" + good) == {}
+    assert replies_of(DIALECTS[path].replies, odd) == {}

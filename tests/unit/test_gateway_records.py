@@ -137,6 +137,16 @@ def test_a_record_is_taken_by_the_request_that_it_names(path: str, turn_id: str,
     assert own(None, asking) is None
 
 
+def test_an_answer_that_could_not_be_read_is_not_trained_on() -> None:
+    tapped = record(("chatcmpl-1", [sample(0, 1), sample(1, 2)]))
+    read, unread = turns_of(caller(2), Ending(engine=ENGINE, record=tapped, replies=reply()))
+    assert (read.trainable, read.untrainable_reason) == (True, None)
+    assert (unread.trainable, unread.untrainable_reason, unread.answer) == (False, "unreadable answer", "")
+    assert unread.output_ids
+    (opted_out,) = turns_of(msgspec.structs.replace(caller(), trains=False), Ending(engine=ENGINE, record=tapped))
+    assert opted_out.untrainable_reason == "opted out"
+
+
 CALLED = {"type": "function", "id": "1", "function": {"name": "f", "arguments": ""}}
 
 

@@ -400,8 +400,10 @@ def events_as_array(events: bytes) -> bytes:
 
 
 def data_of(events: bytes) -> bytes:
-    """The JSON objects that an event stream carries, as one JSON array; all else in it is skipped."""
-    return b"[" + b",".join(line[6:] for line in events.split(b"\n") if line.startswith(b"data: {")) + b"]"
+    """The JSON values that an event stream carries, as one JSON array; what is not data is skipped."""
+    shortest = len(b"data:{}")
+    lines = [line[5:] for line in events.split(b"\n") if line.startswith(b"data:") and len(line) >= shortest]
+    return b"[" + b",".join(lines) + b"]"
 
 
 def decode_events(events: bytes, decoder: msgspec.json.Decoder) -> list:
