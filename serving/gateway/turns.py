@@ -21,7 +21,7 @@ import msgspec
 
 from ingest.contracts.fleet import Engine, Key, Role
 from ingest.contracts.ids import new_turn_id
-from serving.gateway.dialects.base import Dialect, Reply
+from serving.gateway.dialects.base import Dialect, Reply, bounded_stack
 from serving.gateway.engine_client import EngineAnswer, EngineBroke
 from serving.gateway.errors import (
     CaptureFailed,
@@ -189,10 +189,11 @@ async def relay_body(turn: Progress, answer: EngineAnswer, exchange: Exchange, e
 
 
 def replies_of(parse: Callable[[bytes], dict[int, Reply]], body: bytes) -> Mapping[int, Reply]:
-    """What `parse` reads; nothing where the engine sent what is not of this format."""
+    """What `parse` reads; nothing where the engine sent what is not of this format, or is nested too deeply."""
     try:
-        return parse(body)
-    except msgspec.MsgspecError:
+        with bounded_stack():
+            return parse(body)
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 

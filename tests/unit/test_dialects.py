@@ -14,6 +14,7 @@ from serving.gateway.dialects import DIALECTS
 from serving.gateway.dialects.base import INTERNAL, MOST_VALUES, Ask
 from serving.gateway.errors import BadRequest, CaptureFailed, EngineLost, Forbidden, TooLarge
 from serving.gateway.sessions import Conversation
+from serving.gateway.turns import replies_of
 
 CHAT, COMPLETIONS = DIALECTS["/v1/chat/completions"], DIALECTS["/v1/completions"]
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -377,14 +378,83 @@ def test_a_tool_call_that_comes_in_very_many_pieces_is_read_at_once() -> None:
     assert len(call["function"]["arguments"]) == many * 16
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from((*KEYS, "index", "delta", "item", "content_block")), NESTED)))
+def recorded(dialect, parse, body: bytes) -> list[dict]:
+    """The messages of an answer as a turn records them, each named by the chain as well."""
+    messages = [reply.message for reply in replies_of(parse, body).values()]
+    for message in messages:
+        assert msgspec.json.encode(message)
+        Conversation(b"secret", "owner", []).close(dialect.said(message))
+    return messages
+
+
+OF_ENGINES = (*KEYS, "index", "id", "item", "item_id", "content_block", "tool_calls", "function", "reasoning")
+ANSWERED = st.dictionaries(st.sampled_from(OF_ENGINES), NESTED, max_size=5)
+CALLED = st.dictionaries(st.sampled_from(("index", "id", "function")), NESTED | ANSWERED, max_size=3)
+SAID = st.fixed_dictionaries({}, optional={"content": st.text(max_size=3), "tool_calls": st.lists(CALLED, max_size=3)})
+CHOICE = st.fixed_dictionaries({}, optional={"index": st.integers(0, 1), "delta": SAID, "message": SAID})
+BLOCK = st.sampled_from(("text", "thinking", "tool_use", "tool_result", "x")).flatmap(
+    lambda kind: st.fixed_dictionaries({"type": st.just(kind)}, optional={"text": NESTED, "content": NESTED})
+)
+DELTA = st.fixed_dictionaries({"type": st.just("text_delta"), "text": st.text(max_size=3)})
+PAYLOAD = st.one_of(
+    st.dictionaries(st.sampled_from((*OF_ENGINES, "delta")), NESTED),
+    st.fixed_dictionaries({"choices": st.lists(CHOICE, max_size=3)}),
+    st.fixed_dictionaries({"type": st.just("content_block_start"), "content_block": BLOCK | ANSWERED}),
+    st.fixed_dictionaries({"type": st.just("content_block_delta"), "delta": DELTA}),
+    st.fixed_dictionaries({"type": st.sampled_from(("response.output_item.added", "x")), "item": BLOCK | ANSWERED}),
+    st.fixed_dictionaries({"type": st.just("response.output_item.done"), "item": BLOCK | ANSWERED}),
+    st.fixed_dictionaries(
+        {"type": st.just("response.output_text.delta"), "item_id": st.just("None"), "delta": st.text(max_size=3)}
+    ),
+    st.fixed_dictionaries({"content": st.lists(BLOCK | ANSWERED, max_size=3)}),
+    st.fixed_dictionaries({"output": st.lists(BLOCK | ANSWERED, max_size=3)}),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(PAYLOAD, min_size=1, max_size=5))
 @pytest.mark.parametrize("dialect", list(DIALECTS.values()), ids=lambda dialect: dialect.name)
-def test_whatever_an_engine_streams_it_is_read_or_refused(dialect, payloads: list[dict]) -> None:
+def test_whatever_an_engine_answers_it_is_recorded_or_unreadable(dialect, payloads: list[dict]) -> None:
     events = b"".join(b"event: x\ndata: " + json.dumps(payload).encode() + b"\n\n" for payload in payloads)
-    with contextlib.suppress(msgspec.MsgspecError):
-        for reply in dialect.stream_replies(events).values():
-            Conversation(b"secret", "owner", []).close(dialect.said(reply.message))
+    recorded(dialect, dialect.stream_replies, events)
+    recorded(dialect, dialect.replies, json.dumps(payloads[0]).encode())
+
+
+def test_an_object_where_a_calls_arguments_should_be_a_text_is_recorded() -> None:
+    function = {"name": "f", "arguments": {"a": 1}}
+    chunk = {"choices": [{"index": 0, "delta": {"content": "x", "tool_calls": [{"index": 0, "function": function}]}}]}
+    (message,) = recorded(CHAT, CHAT.stream_replies, b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
+    whole = {"choices": [{"message": {"content": "x", "tool_calls": [{"function": function}]}}]}
+    (message,) = recorded(CHAT, CHAT.replies, json.dumps(whole).encode())
+    assert message["tool_calls"][0]["function"] == function
+
+
+def test_a_function_that_is_a_text_is_unreadable_in_a_stream_and_recorded_as_it_is_in_a_body() -> None:
+    said = {"content": "x", "tool_calls": [{"index": 0, "function": "f"}]}
+    chunk = json.dumps({"choices": [{"index": 0, "delta": said}]}).encode()
+    assert recorded(CHAT, CHAT.stream_replies, b"data: " + chunk + b"\n\n") == []
+    whole = json.dumps({"choices": [{"message": said}]}).encode()
+    assert recorded(CHAT, CHAT.replies, whole) == [{"role": "assistant", **said}]
+
+
+DEEP_ANSWERS = {
+    "/v1/chat/completions": '{"choices":[{"%s":{"content":"x","tool_calls":[{"function":{"arguments":%%s}}]}}]}',
+    "/v1/responses": '{"item":{"id":"1","more":%s},"output":[{"more":%s}]}',
+    "/v1/messages": '{"content_block":{"more":%s},"content":[{"type":"x","more":%s}]}',
+}
+
+
+@pytest.mark.parametrize("path", DEEP_ANSWERS)
+def test_however_deep_an_answer_is_nested_it_is_recorded_or_unreadable(path: str) -> None:
+    dialect, form, readable = DIALECTS[path], DEEP_ANSWERS[path], 0
+    for depth in (*range(1, 1000, 7), 3000):
+        deep = "[" * depth + "]" * depth
+        answer, delta = ((form % name if "%%" in form else form).replace("%s", deep) for name in ("message", "delta"))
+        readable += bool(recorded(dialect, dialect.replies, answer.encode()))
+        readable += bool(recorded(dialect, dialect.stream_replies, b"data: %b\n\n" % delta.encode()))
+        assert b'"error"' in dialect.engine_error(400, b'{"error":{"message":%b}}' % deep.encode())
+    assert readable > 10
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])

@@ -16,7 +16,8 @@ Invariant: what an `Ask` holds is well-typed wherever the gateway looks at it ag
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -272,17 +273,24 @@ class Dialect(ABC):
         """The samples in an event stream's bytes, by index; raises `ValueError` where there are none."""
 
 
-def decode_bounded(raw: bytes | str) -> Any:
-    """What JSON holds that a caller sent. Raises `MsgspecError`, and `RecursionError` for what is nested too deeply.
+@contextmanager
+def bounded_stack() -> Iterator[None]:
+    """Reading has a part of the stack only: what is read can be walked, repaired and written by the steps that follow.
 
-    Reading has a part of the stack only: whatever is read can be walked, repaired and written by the steps that follow.
+    What is nested too deeply raises `RecursionError`. Does not nest.
     """
     whole = sys.getrecursionlimit()
     sys.setrecursionlimit(whole // _STACK_PART)
     try:
-        return msgspec.json.decode(raw)
+        yield
     finally:
         sys.setrecursionlimit(whole)
+
+
+def decode_bounded(raw: bytes | str) -> Any:
+    """What JSON holds that a caller sent. Raises `MsgspecError`, and `RecursionError` for what is nested too deeply."""
+    with bounded_stack():
+        return msgspec.json.decode(raw)
 
 
 def parse_object(raw: bytes) -> dict:
@@ -340,9 +348,9 @@ _NAMES: dict[type, str] = {
 def _read_error(body: bytes) -> tuple[str, str | None]:
     """What an engine says is wrong, in OpenAI's shape or in Anthropic's, and with which field."""
     try:
-        error = msgspec.json.decode(body)["error"]
+        error = decode_bounded(body)["error"]
         message, param = error["message"], error.get("param")
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+    except (msgspec.MsgspecError, RecursionError, KeyError, TypeError, AttributeError):
         return "The engine refused the request.", None
     return str(message), param if isinstance(param, str) else None
 

@@ -115,8 +115,8 @@ class Messages(Dialect):
         return heard
 
     def said(self, message: dict) -> dict:
-        (heard,) = _heard("assistant", message["content"]) or [{"role": "assistant", "content": ""}]
-        return heard
+        # An answer has no results of tools; if it had, they would come first.
+        return _heard("assistant", message["content"])[-1]
 
     def repair(self, forward: dict, dropped: list[str]) -> None:
         forward["messages"] = [

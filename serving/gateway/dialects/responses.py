@@ -318,4 +318,4 @@ def _repair_choice(forward: dict, tools: list[dict], dropped: list[str]) -> None
 
 
 def _finish(items: list[dict]) -> str | None:
-    return "tool_calls" if any(item.get("type") in _CALLS for item in items) else None
+    return "tool_calls" if any(word(item.get("type")) in _CALLS for item in items) else None
