@@ -16,6 +16,8 @@ from serving.gateway.sessions import Conversation, native_session, session_hash
 
 ARMS = {"champion": "serve", "evaluation": "evaluation"}
 """Arms that a caller may name, and the role of the engines that answer them."""
+LEFT_SECONDS = 10.0
+"""How long an engine may take to end the answer of a caller that left: its place and its key's are held meanwhile."""
 MOST_NAMED = 20
 """How many names of what an engine did not get are told to the caller."""
 _CONTROLS = bytes((*range(32), 127))
@@ -78,13 +80,17 @@ class Progress:
         return self._told - told
 
     def caller_left(self) -> None:
-        """Step 6: nobody reads the answer any more, so the engine is told to end it; its record still comes."""
+        """Step 6: nobody reads the answer any more, so the engine is told to end it; its record still comes, soon."""
         self.left = True
         self.abort()
+        self._end_by(asyncio.get_running_loop().time() + LEFT_SECONDS)
 
     def end_now(self) -> None:
         """The process ends: the turn has no more time, and is recorded and answered as one that took too long."""
-        self.deadline = asyncio.get_running_loop().time()
+        self._end_by(asyncio.get_running_loop().time())
+
+    def _end_by(self, deadline: float) -> None:
+        self.deadline = min(self.deadline, deadline)
         if self.timeout is not None:
             with suppress(RuntimeError):  # nobody waits at the moment: whoever does next, meets the deadline
                 self.timeout.reschedule(self.deadline)

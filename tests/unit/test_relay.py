@@ -1,6 +1,7 @@
 """How a stream ends: what the caller was shown of it, and by whose fault its time ran out."""
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from ingest.contracts.fleet import Engine
 from serving.fleet.health import Suspicion
 from serving.gateway.dialects import DIALECTS
+from serving.gateway.progress import LEFT_SECONDS, Progress
 from serving.gateway.turns import relay
 from tests.wires import Connected, Wire, exchange
 
@@ -82,3 +84,18 @@ async def test_what_a_caller_was_shown_ends_before_it_left(leaves_at: int, shown
     assert sorted(ending.shown) == shown
     assert set(ending.replies) == {0, 1}
     assert not ending.lost
+
+
+@pytest.mark.parametrize(("ends", "most"), [(Progress.caller_left, LEFT_SECONDS), (Progress.end_now, 0.0)])
+async def test_a_turn_without_a_reader_or_a_process_waits_no_longer(ends: Any, most: float) -> None:
+    turn, now = Progress.__new__(Progress), asyncio.get_running_loop().time()
+    turn.deadline, turn.timeout, turn._aborting = now + 3600, None, None
+    ends(turn)  # while nobody waits
+    assert turn.deadline <= asyncio.get_running_loop().time() + most
+    turn.deadline = now + 3600
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(turn.deadline) as turn.timeout:
+            ends(turn)
+            assert turn.timeout.when() == turn.deadline <= asyncio.get_running_loop().time() + most
+            await asyncio.sleep(0)
+    ends(turn)  # when nobody waits any more
