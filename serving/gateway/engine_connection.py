@@ -172,9 +172,15 @@ class Connection(asyncio.Protocol):
         self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status = status
+        else:
+            self.headers.clear()  # an interim answer: the answer follows
 
     def on_message_complete(self) -> None:
+        if not self.status:
+            return
         self._complete = True
         self._keep = self._parser.should_keep_alive()
 

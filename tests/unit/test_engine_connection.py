@@ -79,6 +79,19 @@ async def test_one_connection_carries_one_request_after_the_other() -> None:
         assert server.requests[2].endswith(b"x-request-id: r1\r\n\r\nbody")
 
 
+async def test_interim_answers_are_none() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX-Name: other\r\nLink: a\r\n\r\n"
+    for parts in ((interim + WHOLE,), (interim, WHOLE), tuple(bytes([byte]) for byte in interim + WHOLE)):
+        async with serving(sends(*parts)) as (server, connections, url):
+            for _ in range(2):
+                connection = await connections.ask("GET", url, {})
+                assert (connection.status, connection.headers[b"x-name"]) == (200, b"value")
+                assert b"link" not in connection.headers
+                assert await rest(connection) == b"hello"
+                connections.give_back(connection)
+            assert server.connections == 1
+
+
 async def test_a_connection_whose_answer_was_not_read_to_its_end_is_not_used_again() -> None:
     async with serving(sends(WHOLE)) as (server, connections, url):
         connections.give_back(await connections.ask("GET", url, {}))
