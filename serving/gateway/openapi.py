@@ -11,7 +11,7 @@ import msgspec
 
 from serving.gateway import counting, errors, feedback
 from serving.gateway.dialects import DIALECTS
-from serving.gateway.dialects.base import INTERNAL, Dialect
+from serving.gateway.dialects.base import INTERNAL, MOST_VALUES, Dialect
 from serving.gateway.progress import ARMS
 
 PATH = "/openapi.json"
@@ -265,7 +265,8 @@ def document() -> dict:
             "version": "1",
             "description": "Fields that are not named here are left out of what the engine gets, and told in "
             "`x-everloop-dropped`. Those that steer the engine itself need a key with the role admin: "
-            f"{', '.join(sorted(INTERNAL))}.",
+            f"{', '.join(sorted(INTERNAL))}. So do parts of a content that carry embeddings; the `uuid` of a part is "
+            f"left out without that role. A body has at most {MOST_VALUES:,} values, token ids of a prompt aside.",
         },
         "servers": [{"url": "/"}],
         "security": [{"bearer": []}, {"x-api-key": []}],
