@@ -9,13 +9,19 @@ its escapes read, for a cut answer's arguments do not parse. Adjacent text parts
 joined, as the engine reads them.
 
 Expressions are RE2's: time is linear in the text whatever the expression, so that neither an operator's slip nor a
-user's text can hold a gateway up (decision 0010). A well-known pattern may have a check in plain Python (Luhn's digit,
-IBAN's remainder), which looks at one match, of bounded length.
+user's text can hold a gateway up (decision 0010).
+
+Calling RE2 costs microseconds, searching costs nanoseconds a byte. So the texts of a record are joined and searched
+once, and only those in which that found something are looked at one by one. All of it is counted: a record that would
+take too much is refused, by the thread that works on it.
 """
 
+import math
 import re
-from bisect import bisect_left
+import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -24,27 +30,25 @@ import re2
 from ingest.contracts.errors import ContractError
 from ingest.contracts.fleet import Redaction
 from ingest.contracts.functions import load_function
+from serving.patterns import PATTERNS
 
-MOST_MISSES = 20_000
-"""Of one record: a tenth of a second or two. Above it the record cannot be redacted, and is kept without its text."""
+MOST_VALUES = 250_000
+"""Members and elements of one record; four escaped characters count as one. Half a second, as each of the following is
+at most. Above it a record cannot be redacted, and is kept without its text."""
+MOST_CHARACTERS = 32 << 20
+"""To search in one record; those of JSON in JSON, and those of adjacent parts, count again."""
+MOST_TEXTS = 50_000
+"""Texts of one record that are looked at one by one: with a find, or all where a function or an anchor needs it."""
+MOST_MATCHES = 20_000
+"""Matches in one record, those included that a check in Python then refuses."""
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
-_DIGITS = frozenset(b"0123456789")
 _ESCAPED = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\f": "\f", r"\b": "\b", r"\"": '"', r"\/": "/"}
 _CODE_POINT = re.compile(r"\\u([0-9a-fA-F]{4})")
 _ONE_BACKSLASH = "\ufdd0"
 """Stands for an escaped backslash while the other escapes are read: no character at all, by Unicode's word."""
+_BETWEEN = b"\0\n"
+"""Between texts that are searched as one. Neither white space nor its opposite crosses it; the rest alarms falsely."""
 _PARTS = "[REDACTED:parts]"
-_IBAN = {
-    country: length
-    for length, countries in {
-        15: "NO", 16: "BE", 18: "DK FI FO GL NL SD FK", 19: "MK SI", 20: "AT BA EE KZ LT LU XK MN", 21: "CH HR LI LV",
-        22: "BG BH CR DE GB GE IE ME RS VA", 23: "AE GI IL IQ OM SO TL", 24: "AD CZ ES MD PK RO SA SE SK TN VG",
-        25: "LY PT ST", 26: "IS TR", 27: "BI DJ FR GR IT MC MR SM", 28: "AL AZ BY CY DO GT HU LB NI PL SV",
-        29: "BR EG PS QA UA", 30: "JO KW MU YE", 31: "MT SC", 32: "LC", 33: "RU",
-    }.items()
-    for country in countries.split()
-}  # fmt: skip
-"""How many letters and digits each country's IBAN has."""
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 
@@ -57,89 +61,56 @@ def _compiled(expression: str) -> Any:
     return re2.compile(expression.encode(), _OPTIONS)
 
 
-class _Budget:
-    """How many more near misses may be looked at: what bounds the checks in Python, for RE2 itself is linear.
+class _Work:
+    """What one record may still cost, and what is known of its texts. Every method raises `RedactionError`.
 
-    `done`: the record's strings so far, and what became of them.
+    `clean` are texts in which nothing is found; `done` says what became of strings. `deadline` is of `time.monotonic`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
+        self.clean: set[str] = set()
         self.done: dict[str, str] = {}
-        self._left = MOST_MISSES
+        self._deadline = deadline
+        self._matches, self._values, self._characters, self._texts = (
+            MOST_MATCHES,
+            MOST_VALUES,
+            MOST_CHARACTERS,
+            MOST_TEXTS,
+        )
 
-    def spend(self) -> None:
-        """One near miss. Raises `RedactionError`."""
-        self._left -= 1
-        if self._left < 0:
-            raise RedactionError(f"redaction: more than {MOST_MISSES} near misses in one record")
+    def on_time(self) -> None:
+        """Called between any two steps that take long."""
+        if time.monotonic() > self._deadline:
+            raise RedactionError("redaction: it took too long")
 
+    def match(self) -> None:
+        """One match, before its check."""
+        self.on_time()
+        self._matches -= 1
+        if self._matches < 0:
+            raise RedactionError(f"redaction: more than {MOST_MATCHES} matches in one record")
 
-def _card(text: bytes, start: int, end: int) -> int:
-    """Of groups of digits: 13 to 19, not inside a longer number, with Luhn's check digit."""
-    if start and text[start - 1 : start].isdigit():
-        return 0
-    digits, longest = [], 0
-    for place in range(start, end):
-        if text[place] in _DIGITS:
-            digits.append(text[place] - 48)
-            if 13 <= len(digits) <= 19 and not text[place + 1 : place + 2].isdigit() and _luhn(digits):
-                longest = place + 1
-    return longest
+    def values(self, count: int) -> None:
+        """So many values are about to be visited."""
+        self._values -= count
+        if self._values < 0:
+            raise RedactionError(f"redaction: the record is too large: more than {MOST_VALUES} values")
 
+    def search(self, characters: int) -> None:
+        """So many characters are about to be searched."""
+        self.on_time()
+        self._characters -= characters
+        if self._characters < 0:
+            raise RedactionError(
+                f"redaction: the record is too large: more than {MOST_CHARACTERS} characters to search"
+            )
 
-def _luhn(digits: list[int]) -> bool:
-    doubled = [digit * 2 - 9 if digit > 4 else digit * 2 for digit in digits[-2::-2]]
-    return (sum(doubled) + sum(digits[-1::-2])) % 10 == 0
-
-
-def _iban(text: bytes, start: int, end: int) -> int:
-    """As many letters and digits as the country's numbers have, with a remainder of 1."""
-    length = _IBAN[text[start : start + 2].upper().decode()]
-    compact = b""
-    for place in range(start, end):
-        if text[place] != 32:
-            compact += text[place : place + 1].upper()
-            if len(compact) == length:
-                if text[place + 1 : place + 2].isalnum():
-                    return 0
-                number = "".join(str(int(chr(letter), 36)) for letter in compact[4:] + compact[:4])
-                return place + 1 if int(number) % 97 == 1 else 0
-    return 0
-
-
-def _phone(text: bytes, start: int, end: int) -> int:
-    return end if 8 <= sum(text[place] in _DIGITS for place in range(start, end)) <= 15 else 0
-
-
-PATTERNS: dict[str, tuple[str, Callable[[bytes, int, int], int] | None]] = {
-    "email": (r"[\pL\pN._%+'\-]+@(?:[\pL\pN\-]+\.)+\pL{2,}", None),
-    "credit_card": (
-        r"[2-6][0-9]{3}(?:[ \-]?[0-9]{4}){2,3}(?:[ \-]?[0-9]{1,4})?|3[47][0-9]{2}[ \-]?[0-9]{6}[ \-]?[0-9]{5}",
-        _card,
-    ),
-    "iban": (rf"(?i)\b(?:{'|'.join(_IBAN)})[0-9]{{2}}(?: ?[A-Z0-9]){{11,29}}", _iban),
-    "phone": (
-        r"(?:\+|\b00)[0-9](?:[ ()./\-]{0,2}[0-9]){6,14}\b"
-        r"|\(?\b[0-9]{3}\)?[ .\-][0-9]{3}[ .\-][0-9]{4}\b"
-        r"|\b0[0-9]{2,4}[ /\-][0-9]{2,4}(?:[ \-]?[0-9]{2,4}){1,3}\b",
-        _phone,
-    ),
-    "secret": (
-        r"\b(?:sk|el|rk|pk)[-_][A-Za-z0-9_\-]{20,}"  # OpenAI, Anthropic, everloop, Stripe
-        r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS
-        r"|\bAIza[0-9A-Za-z_\-]{35}"  # Google
-        r"|\bgh[oprsu]_[A-Za-z0-9]{30,}|\bgithub_pat_[A-Za-z0-9_]{22,}|\bglpat-[A-Za-z0-9_\-]{20,}"
-        r"|\bxox[a-z]-[A-Za-z0-9\-]{10,}|\bhf_[A-Za-z0-9]{30,}|\bnpm_[A-Za-z0-9]{30,}|\bpypi-[A-Za-z0-9_\-]{50,}"
-        r"|\beyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]+"  # JSON web tokens
-        r"|(?i:\bbearer) +[A-Za-z0-9._~+/=\-]{20,}"
-        r"|://[^/\s:@]+:[^/\s@]+@"  # a password in a URL
-        r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\s\\]*(?:-----END [A-Z ]*PRIVATE KEY-----)?",
-        None,
-    ),
-}
-"""Well-known patterns: an expression, and a check that says where its match really ends, or 0 where it is none.
-
-Of telephone numbers: those in international form, in North America's, and with a leading 0 and a separator."""
+    def text(self, text: str) -> None:
+        """One text is about to be looked at alone."""
+        self.search(len(text))
+        self._texts -= 1
+        if self._texts < 0:
+            raise RedactionError(f"redaction: more than {MOST_TEXTS} texts in one record may hold something")
 
 
 class Redactor:
@@ -168,62 +139,92 @@ class Redactor:
             except re2.error as error:
                 said = error.args[0].decode() if isinstance(error.args[0], bytes) else error
                 raise RedactionError(f"redaction: the expression {name} is none of RE2's: {said}") from None
+        self._alone = redaction.function is not None or any(map(_anchored, redaction.expressions.values()))
         self._function = _function(redaction.function) if redaction.function and load else None
 
-    def text(self, text: str) -> str:
-        """`text` without what was found in it. Raises `RedactionError`, or whatever the policy's function raises."""
-        return self._string(text, _Budget())
+    def text(self, text: str, deadline: float = math.inf) -> str:
+        """`text` without what was found in it.
 
-    def json(self, text: str) -> str:
+        Raises `RedactionError`, also where it would take too much or `time.monotonic` passes `deadline`, and whatever
+        the policy's function raises.
+        """
+        work = _Work(deadline)
+        return self._string(text, work) if self._finds(text, work) else text
+
+    def json(self, text: str, deadline: float = math.inf) -> str:
         """The JSON in `text` with every string in it redacted, keys too; the same object where nothing was found.
 
         A number is looked at as it is written, and becomes a string where something was found in it. Raises as `text`.
         """
         if not text:
             return text
+        work = _Work(deadline)
         before = msgspec.json.decode(text)
-        after = self._value(before, _Budget())
+        if not self._finds(before, work):
+            return text
+        after = self._value(before, work)
         return text if after == before else msgspec.json.encode(after).decode()
 
-    def _value(self, value: object, budget: _Budget, name: str = "") -> object:
+    def _finds(self, value: object, work: _Work) -> bool:
+        """Whether anything in `value` must be looked at alone; `work.clean` gets the texts that need not be."""
+        texts = list(_texts(value, work))
+        if self._alone:
+            return True
+        encoded = [text.encode() for text in texts]
+        ends = list(accumulate(len(text) + len(_BETWEEN) for text in encoded))
+        joined = _BETWEEN.join((*encoded, b""))
+        unclean: set[int] = set()
+        for _, expression, _ in self._steps:
+            at = 0
+            while at < len(joined) and (match := expression.search(joined, at)) is not None:
+                work.on_time()
+                start, end = match.span()
+                last = min(bisect_left(ends, max(end, start + 1)), len(ends) - 1)
+                unclean.update(range(bisect_right(ends, start), last + 1))
+                at = ends[last]
+        work.clean.update(text for place, text in enumerate(texts) if place not in unclean)
+        return bool(unclean)
+
+    def _value(self, value: object, work: _Work, name: str = "") -> object:
         """`name` is the member of an object that `value` is, if any."""
+        work.on_time()
         if isinstance(value, str):
-            return self._string(value, budget)
+            return self._string(value, work)
         if isinstance(value, dict):
-            return {self._string(key, budget): self._value(inner, budget, key) for key, inner in value.items()}
+            return {self._string(key, work): self._value(inner, work, key) for key, inner in value.items()}
         if isinstance(value, list):
-            redacted = [self._value(inner, budget) for inner in value]
+            redacted = [self._value(inner, work) for inner in value]
             for run in _runs(value, name):
-                self._run(run, value, redacted, budget)
+                self._run(run, value, redacted, work)
             return redacted
         if isinstance(value, int | float) and not isinstance(value, bool):
             written = str(value)
-            found = self._string(written, budget)
+            found = self._string(written, work)
             return value if found == written else found
         return value
 
-    def _string(self, text: str, budget: _Budget) -> str:
-        if text in budget.done:
-            return budget.done[text]
+    def _string(self, text: str, work: _Work) -> str:
+        if text in work.done:
+            return work.done[text]
         redacted = text
         inner = _inner(text)
         if inner is not None:
-            after = self._value(inner, budget)
+            after = self._value(inner, work)
             if after != inner:
                 redacted = msgspec.json.encode(after).decode()
-        redacted = read = self._text(redacted, budget)
+        redacted = read = self._text(redacted, work)
         while (unescaped := _unescaped(read)) != read:
-            read = self._text(unescaped, budget)
+            read = self._text(unescaped, work)
             if read != unescaped:
                 redacted = read
-        budget.done[text] = redacted
+        work.done[text] = redacted
         return redacted
 
-    def _run(self, run: list[int], value: list[Any], redacted: list[Any], budget: _Budget) -> None:
+    def _run(self, run: list[int], value: list[Any], redacted: list[Any], work: _Work) -> None:
         """Redacts what crosses the borders of adjacent text parts: `value` at `run`; `redacted` is changed in place."""
         texts = [_part(value[place]) for place in run]
-        joined, alone = "".join(texts), "".join(self._string(text, budget) for text in texts)
-        found = self._string(joined, budget)
+        joined, alone = "".join(texts), "".join(self._string(text, work) for text in texts)
+        found = self._string(joined, work)
         if found in (joined, alone):
             return
         if alone != joined:  # found in both ways, and differently: only what both show is kept
@@ -234,11 +235,14 @@ class Redactor:
         for place, text in zip(run, replaced, strict=True):
             redacted[place] = text if isinstance(value[place], str) else redacted[place] | {"text": text}
 
-    def _text(self, text: str, budget: _Budget) -> str:
+    def _text(self, text: str, work: _Work) -> str:
+        if text in work.clean:
+            return text
+        work.text(text)
         data = text.encode()
         for placeholder, expression, check in self._steps:
             parts, at = [], 0
-            for start, end in _found(expression, check, data, budget):
+            for start, end in _found(expression, check, data, work):
                 parts += [data[at:start], placeholder]
                 at = end
             if parts:
@@ -249,6 +253,46 @@ class Redactor:
         if not isinstance(redacted, str):
             raise RedactionError("redaction: the function gave something that is no text")
         return redacted
+
+
+def _texts(value: object, work: _Work) -> Iterator[str]:
+    """Every text that is searched on behalf of `value`; each at least once."""
+    seen: set[str] = set()
+    left: list[tuple[object, str]] = [(value, "")]
+    while left:
+        value, name = left.pop()
+        if isinstance(value, str):
+            if value in seen:
+                continue
+            seen.add(value)
+            work.values(value.count(r"\u") // 4)
+            if (inner := _inner(value)) is not None:
+                left.append((inner, ""))
+            work.search(len(value))
+            yield value
+            text = value
+            while (unescaped := _unescaped(text)) != text:
+                text = unescaped
+                work.search(len(text))
+                work.values(text.count(r"\u") // 4)
+                yield text
+        elif isinstance(value, dict):
+            work.values(2 * len(value))
+            left += ((key, "") for key in value)
+            left += ((inner, key) for key, inner in value.items())
+        elif isinstance(value, list):
+            work.values(len(value))
+            left += ((inner, "") for inner in value)
+            left += (("".join(_part(value[place]) for place in run), "") for run in _runs(value, name))
+        elif isinstance(value, int | float) and not isinstance(value, bool) and (written := str(value)) not in seen:
+            seen.add(written)
+            work.search(len(written))
+            yield written
+
+
+def _anchored(expression: str) -> bool:
+    """Whether it may ask where a text begins or ends, so that it must see each alone."""
+    return re.search(r"[\^$]|\\[Az]", expression.replace("[^", "[")) is not None
 
 
 def _inner(text: str) -> object:
@@ -302,11 +346,12 @@ def _part(value: Any) -> str:
 
 
 def _found(
-    expression: Any, check: Callable[[bytes, int, int], int] | None, text: bytes, budget: _Budget
+    expression: Any, check: Callable[[bytes, int, int], int] | None, text: bytes, work: _Work
 ) -> Iterator[tuple[int, int]]:
     """Where `expression` matches and `check` agrees; where it does not, the search goes on inside the match."""
     at = 0
     while at <= len(text) and (match := expression.search(text, at)) is not None:
+        work.match()
         start, end = match.span()
         if check is not None:
             end = check(text, start, end)
@@ -314,7 +359,6 @@ def _found(
             yield start, end
             at = end
         else:
-            budget.spend()
             at = start + 1
 
 

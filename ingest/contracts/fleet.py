@@ -47,7 +47,7 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What gateways replace in a policy's recorded texts. Never empty: a policy that replaces nothing has none."""
 
     patterns: tuple[str, ...] = ()
-    """Well-known ones, by the names that `serving.redaction` gives them."""
+    """Well-known ones, by the names that `serving.patterns` gives them."""
     expressions: dict[str, str] = {}
     """Further regular expressions (RE2), by name."""
     function: str | None = None

@@ -5,15 +5,20 @@ loses its ids, logprobs and spans, for ids decode to the text; it is not trainab
 what no text here shows: an answer that ended early or could not be read, reasoning that the request hides, a prompt
 given as ids.
 
-It fails closed: what cannot be redacted (the function raises or takes too long, too many near misses) is recorded
+It fails closed: what cannot be redacted (the function raises, it would take too much, its time is up) is recorded
 without any text. Work is done in threads of its own, so that a slow function holds no other turn up; RE2 lets go of
-the interpreter while it searches.
+the interpreter while it searches. A key's turns are redacted one at a time, so that no caller has all threads, and a
+thread itself looks at the clock, so that it comes back when nobody waits for it any more.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -30,24 +35,30 @@ _THREADS = 2
 _UNFINISHED = frozenset({Finish.ABORT, Finish.ERROR, Finish.ENGINE_LOST})
 """Not trainable anyway; their last tokens may not have reached the text."""
 _replace = msgspec.structs.replace
+_Kind = TypeVar("_Kind", Turn, Feedback)
 
 
 class Redactions:
-    """Applies what policies say. `seconds`: how long one turn's redaction may take."""
+    """Applies what policies say. `seconds`: how long one turn's redaction may take, its wait for a thread included."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._threads = ThreadPoolExecutor(_THREADS, "redaction")
         self._ready: dict[bytes, Redactor] = {}
+        self._keys: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def turns(self, policy: Policy, turns: Sequence[Turn]) -> list[Turn]:
         """The samples of one call as they may be recorded under `policy`, which redacts something."""
-        assert policy.redaction is not None, "the caller looked"
+        redaction = policy.redaction
+        assert redaction is not None, "the caller looked"
+
+        def work(deadline: float) -> list[Turn]:
+            redactor = self._redactor(redaction)
+            requests: dict[str, tuple[str, bool]] = {}
+            return [redacted(turn, redactor, requests, deadline) for turn in turns]
+
         try:
-            async with asyncio.timeout(self._seconds):
-                return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._redact, policy.redaction, turns
-                )
+            return await self._in_thread(turns[0].key_id, work)
         except Exception as error:  # noqa: BLE001 whatever it was, no text may pass; messages may quote it
             why = str(error) if isinstance(error, RedactionError) else type(error).__name__
             log.error("policy %s: a turn is recorded without text, ids and logprobs: %s", policy.name, why)
@@ -62,13 +73,12 @@ class Redactions:
         if not redactions or all(item.text is None for item in items):
             return list(items)
 
-        def work() -> list[Feedback]:
+        def work(deadline: float) -> list[Feedback]:
             redactors = [self._redactor(redaction) for redaction in redactions]
-            return [_reworded(item, redactors) for item in items]
+            return [_reworded(item, redactors, deadline) for item in items]
 
         try:
-            async with asyncio.timeout(self._seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await self._in_thread(items[0].key_id, work)
         except Exception as error:  # noqa: BLE001 as above
             log.error("feedback cannot be redacted: %s", type(error).__name__)
             raise CaptureFailed("The feedback's text could not be redacted: send it again.") from None
@@ -77,6 +87,12 @@ class Redactions:
         """Lets the threads end when they are done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    async def _in_thread(self, key_id: str, work: Callable[[float], list[_Kind]]) -> list[_Kind]:
+        """What `work` gives, which is told its deadline, when its key's turn has come. Raises `TimeoutError`."""
+        deadline = time.monotonic() + self._seconds
+        async with asyncio.timeout(self._seconds), self._keys.setdefault(key_id, asyncio.Lock()):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, deadline)
+
     def _redactor(self, redaction: Redaction) -> Redactor:
         key = msgspec.msgpack.encode(redaction)
         found = self._ready.get(key)
@@ -84,25 +100,23 @@ class Redactions:
             found = self._ready[key] = Redactor(redaction)
         return found
 
-    def _redact(self, redaction: Redaction, turns: Sequence[Turn]) -> list[Turn]:
-        redactor = self._redactor(redaction)
-        requests: dict[str, tuple[str, bool]] = {}
-        return [redacted(turn, redactor, requests) for turn in turns]
 
+def redacted(turn: Turn, redactor: Redactor, requests: dict[str, tuple[str, bool]], deadline: float = math.inf) -> Turn:
+    """`turn` as it may be recorded. `requests` are those seen before, redacted, and whether they hide something.
 
-def redacted(turn: Turn, redactor: Redactor, requests: dict[str, tuple[str, bool]]) -> Turn:
-    """`turn` as it may be recorded. `requests` are those seen before, redacted, and whether they hide something."""
+    Raises as `Redactor.json`, which knows the `deadline`.
+    """
     if turn.request not in requests:
-        requests[turn.request] = _request(turn.request, redactor)
+        requests[turn.request] = _request(turn.request, redactor, deadline)
     request, hides = requests[turn.request]
-    answer = redactor.json(turn.answer)
+    answer = redactor.json(turn.answer, deadline)
     unread = hides or turn.finish in _UNFINISHED or (turn.output_ids and not turn.answer)
     if request == turn.request and answer == turn.answer and not unread:
         return turn
     return _stripped(turn, REDACTED, request=request, answer=answer)
 
 
-def _request(request: str, redactor: Redactor) -> tuple[str, bool]:
+def _request(request: str, redactor: Redactor, deadline: float) -> tuple[str, bool]:
     """The request without what was found; and whether ids may say what its texts, and its answer's, do not."""
     if not request:
         return request, True
@@ -111,7 +125,7 @@ def _request(request: str, redactor: Redactor) -> tuple[str, bool]:
     if _has_ids(body.get("prompt")):
         hides = True
         request = msgspec.json.encode(body | {"prompt": "[REDACTED:token_ids]"}).decode()
-    return redactor.json(request), hides
+    return redactor.json(request, deadline), hides
 
 
 def _has_ids(prompt: object) -> bool:
@@ -134,10 +148,10 @@ def _stripped(turn: Turn, reason: str, *, request: str, answer: str) -> Turn:
     )
 
 
-def _reworded(item: Feedback, redactors: Sequence[Redactor]) -> Feedback:
+def _reworded(item: Feedback, redactors: Sequence[Redactor], deadline: float) -> Feedback:
     text = item.text
     if text is None:
         return item
     for redactor in redactors:
-        text = redactor.text(text)
+        text = redactor.text(text, deadline)
     return item if text == item.text else _replace(item, text=text)

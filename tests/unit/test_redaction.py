@@ -1,7 +1,9 @@
 """What redaction finds, what it leaves alone, and what becomes of a turn in which it found something."""
 
+import asyncio
 import json
 import sys
+import threading
 import types
 import typing
 
@@ -14,7 +16,8 @@ from ingest.contracts.turn import Finish, Span, Turn
 from serving.config import RedactionSettings
 from serving.gateway.errors import CaptureFailed
 from serving.gateway.redaction import Redactions, redacted
-from serving.redaction import PATTERNS, RedactionError, Redactor
+from serving.patterns import PATTERNS
+from serving.redaction import RedactionError, Redactor
 
 ALL = Redactor(Redaction(patterns=tuple(PATTERNS)))
 
@@ -209,10 +212,93 @@ def test_no_expression_and_no_text_takes_long() -> None:
     """Backtracking would take ages for the first, near misses for the others: they are counted, not timed."""
     assert Redactor(Redaction(expressions={"bad": r"(a+)+$"})).text("a" * 200_000 + "b").endswith("b")
     for text in ("4111 1111 1111 1112 " * 100_000, "DE12 3704 0044 0532 0130 00 " * 60_000):
-        with pytest.raises(RedactionError, match="near misses"):
+        with pytest.raises(RedactionError, match="20000 matches"):
             ALL.text(text)
-        with pytest.raises(RedactionError, match="near misses"):
+        with pytest.raises(RedactionError, match="20000 matches"):
             ALL.json(json.dumps([f"{n}: {text[:2000]}" for n in range(1000)]))
+
+
+class Counting:
+    def __init__(self, expression: typing.Any) -> None:
+        self.expression, self.searches = expression, 0
+
+    def search(self, text: bytes, at: int = 0) -> typing.Any:
+        self.searches += 1
+        return self.expression.search(text, at)
+
+
+def test_texts_without_a_find_cost_one_search_together() -> None:
+    """One search costs microseconds, whatever it searches: one for each of many numbers held both threads for long."""
+    redactor = Redactor(Redaction(patterns=tuple(PATTERNS)))
+    counting = [Counting(expression) for _, expression, _ in redactor._steps]
+    redactor._steps = [(name, count, check) for (name, _, check), count in zip(redactor._steps, counting, strict=True)]
+    body = json.dumps({"a": list(range(50_000)), "b": {f"k{n}": f"v{n}" for n in range(50_000)}})
+    assert redactor.json(body) is body
+    assert [count.searches for count in counting] == [1] * len(PATTERNS)
+    redactor.json(body.replace("v77", "v77@example.org"))
+    assert all(count.searches < 5000 for count in counting)
+
+
+ALONE = [
+    "",
+    "a@b.cc",
+    "x",
+    "AKIAIOSFODNN7EXAMPLE",
+    "sk-",
+    "a" * 30,
+    "4111 1111",
+    "1111 1111",
+    "4111111111111111",
+    "+49 30",
+]
+
+
+@pytest.mark.parametrize("turned", range(len(ALONE)))
+def test_texts_that_are_searched_together_give_what_each_gives_alone(turned: int) -> None:
+    own = Redaction(
+        patterns=tuple(PATTERNS),
+        expressions={"all": r"(?s)x.*y", "none": r"sk[^q]*3", "edge": r"\Bq\B", "key": r"-----BEGIN[^@]*z"},
+    )
+    for redactor in (ALL, Redactor(own), Redactor(Redaction(expressions={"start": "^4111", "end": "(?m:a$)"}))):
+        texts = [*ALONE[turned:], "qqq", "-----BEGIN PRIVATE KEY-----", "y3", *ALONE[:turned], "é@ü.de", "z"]
+        assert json.loads(redactor.json(json.dumps(texts))) == [redactor.text(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1] * 250_001, "250000 values"),
+        (json.dumps([1] * 250_001), "250000 values"),
+        ({"content": [{"text": ""}] * 130_000}, "250000 values"),
+        (r"\u005c" + "u005c" * 600_000, "characters to search"),
+        ([f"a{n}@b.cc" for n in range(20_001)], "20000 matches"),
+    ],
+)
+def test_a_record_that_would_take_too_much_is_refused(value: object, said: str) -> None:
+    with pytest.raises(RedactionError, match=said):
+        ALL.json(json.dumps(value))
+
+
+def test_whoever_redacts_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread cannot be stopped from outside."""
+    now, calls = [0.0], []
+
+    def slow(text: str) -> str:
+        calls.append(text)
+        now[0] += 1.0
+        return text
+
+    module = types.ModuleType("own_redaction")
+    module.slow = slow
+    monkeypatch.setitem(sys.modules, "own_redaction", module)
+    monkeypatch.setattr("serving.redaction.time.monotonic", lambda: now[0])
+    redactor = Redactor(Redaction(function="own_redaction:slow"))
+    with pytest.raises(RedactionError, match="too long"):
+        redactor.json(json.dumps([f"text {n}" for n in range(1000)]), deadline=5.5)
+    assert len(calls) == 6
+    for anything in ("1", '"x"', '{"a": 1}', '["4111 1111 1111 1112"]'):
+        with pytest.raises(RedactionError, match="too long"):
+            ALL.json(anything, deadline=5.5)
 
 
 def test_a_turn_without_a_find_is_recorded_as_it_is() -> None:
@@ -273,8 +359,6 @@ async def test_samples_of_one_call_are_redacted_each_and_their_request_once() ->
 async def test_what_cannot_be_redacted_is_recorded_without_any_text(
     broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import threading
-
     release = threading.Event()
 
     def raises(text: str) -> str:
@@ -294,6 +378,22 @@ async def test_what_cannot_be_redacted_is_recorded_without_any_text(
     with pytest.raises(CaptureFailed):
         await redactions.feedback([policy(function=f"own_redaction:{broken}")], [comment])
     release.set()
+    redactions.close()
+
+
+async def test_one_keys_turns_leave_a_thread_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    module = types.ModuleType("own_redaction")
+    module.waits = lambda text: release.wait(60) and text if text == "pelican" else text
+    monkeypatch.setitem(sys.modules, "own_redaction", module)
+    redactions, own = Redactions(60.0), policy(function="own_redaction:waits")
+    slow = [asyncio.create_task(redactions.turns(own, [turn(answer="pelican", key_id="one")])) for _ in range(5)]
+    await asyncio.sleep(0)
+    other = turn(key_id="other")
+    assert await redactions.turns(own, [other]) == [other]
+    assert not any(task.done() for task in slow)
+    release.set()
+    assert [kept.untrainable_reason for task in slow for kept in await task] == [None] * 5
     redactions.close()
 
 
