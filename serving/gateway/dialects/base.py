@@ -13,7 +13,6 @@ as chat has them. `heard` and `said` bring a format's own into that shape.
 Invariant: what an `Ask` holds is well-typed wherever the gateway looks at it again.
 """
 
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
@@ -59,8 +58,6 @@ _TOO_LONG = ("maximum context length", "longer than the maximum model length")
 _STACK_PART = 4
 """A repair takes about two frames for each level that reading takes one for."""
 _encode = msgspec.json.encode
-_STRING = re.compile(rb'[^"\\\n]*(?:\\.[^"\\\n]*)*')
-"""A JSON string from behind its opening quote to its closing one."""
 T = TypeVar("T")
 D = TypeVar("D")
 
@@ -381,44 +378,3 @@ def without(parts: object, kinds: Collection[str], where: str, dropped: list[str
             part = {**part, "content": without(part["content"], kinds, f"{at}.content", dropped, as_type)}
         kept.append(part)
     return kept
-
-
-def merged(events: bytes, mark: bytes) -> bytes:
-    """An event stream with all its texts in one event, where its events differ in their text only; or as it is.
-
-    `mark` is what stands before a text, with the opening quote. An engine's deltas are mostly such, and to read each by
-    itself took a tenth of a streamed turn.
-    """
-    first, *texts = events.split(mark)
-    begin = first[first.rfind(b"\n\n") + 2 :] if b"\n\n" in first else first
-    if len(texts) < 3 or not texts[0].endswith(begin):
-        return events
-    end = _STRING.match(texts[0])
-    assert end is not None, "it matches nothing, too"
-    between = texts[0][end.end() :]
-    last = texts.pop()
-    alike = [text[: -len(between)] for text in texts if text.endswith(between)]
-    text = b"".join(alike)
-    return b"".join((first, mark, text, last)) if len(alike) == len(texts) and _STRING.fullmatch(text) else events
-
-
-def events_as_array(events: bytes) -> bytes:
-    """The JSON payloads of a `data:`-only event stream as one JSON array, for one call of a decoder."""
-    return b"[" + events[len(b"data: ") :].rstrip(b"\n").replace(b"\n\ndata: ", b",") + b"]"
-
-
-def data_of(events: bytes) -> bytes:
-    """The JSON values that an event stream carries, as one JSON array; what is not data is skipped."""
-    shortest = len(b"data:{}")
-    lines = [line[5:] for line in events.split(b"\n") if line.startswith(b"data:") and len(line) >= shortest]
-    return b"[" + b",".join(lines) + b"]"
-
-
-def decode_events(events: bytes, decoder: msgspec.json.Decoder) -> list:
-    """Decodes each `data:` payload; `decoder` is for an array of them. Comments and error events are skipped."""
-    if not events:
-        return []
-    try:
-        return decoder.decode(events_as_array(events))
-    except msgspec.DecodeError:
-        return decoder.decode(data_of(events))

@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, encode_text, expect, merged, without
+from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, encode_text, expect, without
+from serving.gateway.dialects.event_data import decode_events, merged
 from serving.gateway.dialects.media import check_url, plain_parts
 from serving.gateway.errors import BadRequest
 

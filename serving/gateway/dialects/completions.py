@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, decode_events, encode_text
+from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, encode_text
+from serving.gateway.dialects.event_data import decode_events
 from serving.gateway.errors import BadRequest
 
 

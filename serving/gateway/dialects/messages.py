@@ -12,7 +12,6 @@ import msgspec
 from serving.gateway.dialects.base import (
     Dialect,
     Reply,
-    data_of,
     decode_bounded,
     encode_text,
     expect,
@@ -20,6 +19,7 @@ from serving.gateway.dialects.base import (
     without,
     word,
 )
+from serving.gateway.dialects.event_data import data_of
 from serving.gateway.dialects.media import check_url
 from serving.gateway.errors import TOO_LONG, BadRequest, GatewayError
 

@@ -12,13 +12,13 @@ from serving.gateway.dialects.base import (
     SAMPLING,
     Dialect,
     Reply,
-    data_of,
     encode_text,
     expect,
     left_out,
     without,
     word,
 )
+from serving.gateway.dialects.event_data import data_of
 from serving.gateway.dialects.media import check_url, plain_parts
 from serving.gateway.errors import BadRequest, GatewayError
 
