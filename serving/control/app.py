@@ -1,8 +1,8 @@
 """The control process's HTTP interface: keys, policies, engines, swaps, opt-outs, the snapshot for gateways.
 
-Bodies are the types of `ingest.contracts.fleet`, as JSON; errors are `{"error": "a sentence"}`. All but
-`/health` wants the bearer token. Handlers are thin: what they do is in `keys`, `policies`, `engines` and
-`subjects`, one transaction each.
+Bodies are the types of `ingest.contracts.fleet`, as JSON; errors are `{"error": "a sentence"}`. Without the bearer
+token nothing is told but `/health`, not even which paths there are. Handlers are thin: what they do is in `keys`,
+`policies`, `engines` and `subjects`, one transaction each.
 """
 
 import asyncio
@@ -14,7 +14,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ingest.contracts.fleet import WORKERS_HEADER, Heartbeat, Policy, Reference, Swap, Version
 from serving.config import ControlSettings
@@ -48,8 +50,9 @@ def create_app(database: Database, token: str, settings: ControlSettings) -> Fas
         task.cancel()
         database.close()
 
-    app = FastAPI(title="everloop control", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="everloop control", lifespan=lifespan, openapi_url=None)
     app.state.control = control
+    app.add_middleware(_Admission, control=control)
     app.add_exception_handler(ControlError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
 
@@ -59,6 +62,22 @@ def create_app(database: Database, token: str, settings: ControlSettings) -> Fas
 
     app.include_router(router)
     return app
+
+
+class _Admission:
+    """Lets through who has the token, and everybody to `/health`."""
+
+    def __init__(self, app: ASGIApp, control: Control) -> None:
+        self._app = app
+        self._control = control
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        open_to_all = scope["type"] == "lifespan" or scope["path"] == "/health"
+        if open_to_all or self._control.admits(Headers(scope=scope).get("authorization")):
+            await self._app(scope, receive, send)
+        else:
+            refusal = _json({"error": "Send the control token as `Authorization: Bearer …`."}, 401)
+            await refusal(scope, receive, send)
 
 
 def _read(body: bytes, kind: type[T]) -> T:

@@ -7,12 +7,6 @@ class ControlError(Exception):
     status = 400
 
 
-class Unauthorized(ControlError):
-    """The bearer token is missing or wrong."""
-
-    status = 401
-
-
 class NotFound(ControlError):
     """There is no such policy, engine or key."""
 

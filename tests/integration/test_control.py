@@ -46,13 +46,15 @@ def states(stack: Stack) -> dict[str, str]:
 
 
 def test_the_token_and_the_shape_of_errors(stack: Stack) -> None:
-    for headers in ({}, {"authorization": "Bearer guess"}):
-        answer = httpx.get(f"{stack.control_url}/v1/snapshot", headers=headers)
-        assert answer.status_code == 401
-        assert set(answer.json()) == {"error"}
+    for path in ("/v1/snapshot", "/v1/nothing", "/openapi.json", "/docs", "/", "//health", "/health/"):
+        for headers in ({}, {"authorization": "Bearer guess"}):
+            answer = httpx.get(f"{stack.control_url}{path}", headers=headers)
+            assert answer.status_code == 401, path
+            assert set(answer.json()) == {"error"}
     assert httpx.get(f"{stack.control_url}/health").json() == {"status": "ok"}
     for method, path, body, status in (
         ("GET", "/v1/nothing", None, 404),
+        ("GET", "/openapi.json", None, 404),
         ("PUT", "/v1/policies/other", POLICY, 400),
         ("PUT", "/v1/policies/policy", {"name": "policy"}, 400),
         ("PUT", "/v1/policies/other/desired", {"version": "a", "path": "b"}, 404),
