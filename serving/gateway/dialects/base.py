@@ -51,7 +51,8 @@ MOST_VALUES = 100_000
 event loop. A conversation of some thousand messages, with its tools, has half as many."""
 
 _BEGINNINGS = (b",", b"{", b"[")
-"""At least one of them stands before each value: where there are few, nothing needs to be counted."""
+"""At least one of them stands before each value: where there are few, nothing needs to be counted. To look for them
+takes 90 µs in 90 kB, and is not needed in a body of fewer bytes than values."""
 _WHOLE = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "n"})
 _TOO_LONG = ("maximum context length", "longer than the maximum model length")
 """vLLM's words for a prompt that does not fit."""
@@ -116,7 +117,7 @@ class Dialect(ABC):
     def read(self, raw: bytes, *, admin: bool, max_samples: int, media_domains: Collection[str] = ()) -> Ask:
         """The request in `raw`. Raises `BadRequest` or `Forbidden`, naming the field, or `TooLarge`."""
         body = parse_object(raw)
-        if sum(map(raw.count, _BEGINNINGS)) > MOST_VALUES:
+        if len(raw) > MOST_VALUES and sum(map(raw.count, _BEGINNINGS)) > MOST_VALUES:
             _check_values(body)
         forward, dropped = self._sort_fields(body, admin)
         self.refuse(body)
