@@ -1,12 +1,13 @@
 """`POST /v1/messages/count_tokens`: how long a prompt is, as an engine renders it. Nothing is sampled or recorded."""
 
 import asyncio
+from contextlib import suppress
 
 from ingest.contracts.fleet import Key, Policy, Role
 from ingest.contracts.ids import new_id
 from serving.gateway.dialects.base import Ask, Dialect
 from serving.gateway.engine_client import OWN_SECONDS, EngineBroke
-from serving.gateway.errors import EngineErred, EngineFailed, GatewayError
+from serving.gateway.errors import EngineErred, EngineFailed, GatewayError, Unavailable
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
 
@@ -16,7 +17,7 @@ SECONDS = 2 * OWN_SECONDS
 
 
 async def count_tokens(gateway: Gateway, exchange: Exchange, dialect: Dialect) -> None:
-    """Answers one request, or ends it when its caller leaves. Raises `GatewayError`, `ClientLeft`."""
+    """Answers one request, unless its caller leaves or the process ends. Raises `GatewayError`, `ClientLeft`."""
     exchange.request_id = new_id("req")
     key = gateway.authenticate(exchange, Role.INFERENCE, Role.EVALUATION, Role.ADMIN)
     with gateway.limits.hold(key), gateway.places.hold() as place:
@@ -26,10 +27,17 @@ async def count_tokens(gateway: Gateway, exchange: Exchange, dialect: Dialect) -
         policy = gateway.policy(ask.model)
         try:
             async with asyncio.timeout(None) as wait:
-                with exchange.watched(lambda: wait.reschedule(0.0)):
+
+                def stop() -> None:
+                    with suppress(RuntimeError):  # it stops already
+                        wait.reschedule(0.0)
+
+                with exchange.watched(stop, stop):
                     status, counted = await asked(gateway, key, dialect, ask, policy, exchange.request_id)
         except TimeoutError:
-            raise ClientLeft from None
+            if exchange.disconnected:
+                raise ClientLeft from None
+            raise Unavailable("The gateway is stopping: try again in a moment.") from None
     if status != 200:
         counted = dialect.engine_error(status, counted)
     await exchange.answer(status, counted)

@@ -22,6 +22,11 @@ class GatewayError(Exception):
         self.param = param
 
     @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What an answer with this error has in its head, beside what every answer has."""
+        return [] if self.retry_after is None else [(b"retry-after", b"%d" % self.retry_after)]
+
+    @property
     def in_stream(self) -> str:
         """`message` for mid-answer, where words must say that trying again may help: harnesses see no status there."""
         return self.message if self.retry_after is None else f"Server error. {self.message}"
@@ -37,6 +42,10 @@ class Unauthorized(GatewayError):
     """No key, or one that is unknown or revoked."""
 
     status, code, kind = 401, "invalid_api_key", "invalid_request_error"
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"www-authenticate", b"Bearer")]
 
 
 class Forbidden(GatewayError):
@@ -58,7 +67,11 @@ class MethodNotAllowed(GatewayError):
 
     def __init__(self, message: str, allowed: str) -> None:
         super().__init__(message)
-        self.allowed = allowed
+        self._allowed = allowed
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"allow", self._allowed.encode())]
 
 
 class BodyTimeout(GatewayError):

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ingest.contracts.process_logs import described
-from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, MethodNotAllowed, TooLarge
+from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, TooLarge
 
 Headers = list[tuple[bytes, bytes]]
 Application = Callable[["Exchange"], Awaitable[None]]
@@ -272,11 +272,4 @@ class Exchange:
         if self.started:
             await self.end(event)
             return
-        headers: Headers = []
-        if error.retry_after is not None:
-            headers.append((b"retry-after", str(error.retry_after).encode()))
-        if isinstance(error, MethodNotAllowed):
-            headers.append((b"allow", error.allowed.encode()))
-        if error.status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        await self.answer(error.status, body, headers)
+        await self.answer(error.status, body, error.headers)

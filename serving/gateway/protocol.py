@@ -194,6 +194,7 @@ class Protocol(HttpToolsProtocol):
             request_id, body = new_id("req").encode(), dialect.error_body(error)
             head = [
                 *(b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"),
+                *(b"%b: %b" % field for field in error.headers),
                 *(b"%b: %b" % (name, request_id) for name in {b"x-request-id", dialect.request_id_header}),
             ]
             self.transport.write(STATUS_LINE[error.status] + b"\r\n".join((*head, b"", body)))

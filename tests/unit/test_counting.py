@@ -1,6 +1,7 @@
 """`/v1/messages/count_tokens` with engines that fail: what its caller gets, and what is held meanwhile."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from serving.gateway import counting
 from serving.gateway.auth import digest_key
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.engine_client import EngineBroke
-from serving.gateway.errors import EngineErred, EngineFailed, GatewayError
+from serving.gateway.errors import EngineErred, EngineFailed, GatewayError, Unavailable
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
 from serving.gateway.snapshot import View
@@ -121,14 +122,25 @@ async def test_what_is_wrong_with_a_prompt_is_asked_of_one_engine() -> None:
     assert len(engines.asked) == 1
 
 
-async def test_a_caller_that_leaves_gives_its_place_back() -> None:
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ([Exchange.lost], ClientLeft),
+        ([Exchange.end_now], Unavailable),
+        ([Exchange.end_now, Exchange.lost], ClientLeft),
+    ],
+)
+async def test_when_its_caller_leaves_or_the_process_ends_it_gives_its_place_back(
+    ends: list[Callable[[Exchange], None]], error: type[Exception]
+) -> None:
     engines = Engines("silent")
     gateway, asked = gateway_of(engines), request()
     counted = asyncio.create_task(count(gateway, asked))
     await engines.waits.wait()
     assert gateway.places.requests == 1
-    asked.lost()
-    with pytest.raises(ClientLeft):
+    for end in ends:
+        end(asked)
+    with pytest.raises(error):
         await counted
     assert gateway.places.requests == 0
     assert len(engines.asked) == 1

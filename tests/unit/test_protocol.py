@@ -206,6 +206,7 @@ async def test_a_connection_too_many_is_refused_and_the_others_stay() -> None:
     app, protocol, wire = await connected(state, most=1)
     refusing, refused, refused_wire = await connected(state, most=1)
     assert refused_wire.written.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nretry-after: 2\r\n" in refused_wire.written
     assert (refused_wire.closed, refusing.refused) == (True, ["unavailable"])
     refused.connection_lost(None)
     protocol.data_received(ASKED)
