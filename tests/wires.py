@@ -16,6 +16,8 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.writes: list[bytes] = []
         self.closed = False
+        self.unread = 0
+        """Bytes that the client has not taken."""
         self._heard = heard
 
     @property
@@ -29,6 +31,9 @@ class Wire(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
 
     def is_closing(self) -> bool:
         return self.closed

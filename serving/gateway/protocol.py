@@ -5,7 +5,8 @@ control, the order of a shutdown. What is here beside:
 
 - The head of a request is bounded in time and in size, whoever sends it: no key is known yet. So is the time for the
   rest of a body that was answered before it had come.
-- So are connections in number, for nobody needs a key to open one, and engines and the spool need files, too.
+- So are connections in number, for nobody needs a key to open one, and engines and the spool need files, too. At the
+  most, the one that has been without a request for longest makes room for a new one; one with a request never does.
 - What the parser refuses (lengths that contradict each other, bad chunks, what is no HTTP) is answered as the formats'
   clients read errors, and the connection is closed: nothing after it could be trusted.
 - What stands between a body's chunks, or after them, is bounded like a head, and not read.
@@ -35,6 +36,8 @@ class Protocol(HttpToolsProtocol):
 
     head_seconds: float
     most: int
+    idle: dict["Protocol", None]
+    """Those of one server that have no request, whether or not one has begun to come: the longest first."""
     refused: Callable[[str], None]
     cycle: Exchange | None  # type: ignore[assignment]
     """The request that is being read, or was last."""
@@ -51,10 +54,13 @@ class Protocol(HttpToolsProtocol):
         """Of chunks' extensions and trailers, since a body's bytes came last."""
         self._body_came = False
         self._await_head()
-        if len(self.connections) > self.most:
-            self._refuse(Unavailable("Too many connections are open here: try again in a moment."))
+        if len(self.connections) > self.most and not self._found_room():
+            self._refuse_for_room()
+        else:
+            self.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
         self._head_came()
         told = {self.cycle, self._answering}
         self.cycle = self._answering = None  # nothing is left in a circle, for nobody looks for those (`server`)
@@ -113,6 +119,7 @@ class Protocol(HttpToolsProtocol):
         self._head_came()
         if self.parser.should_upgrade():
             return
+        self.idle.pop(self, None)
         path = httptools.parse_url(self.url).path.decode("ascii")
         version = self.parser.get_http_version()
         before = self.cycle
@@ -153,6 +160,8 @@ class Protocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.more_body and self._head_timer is None:
             self._await_head()
         super().on_response_complete()
+        if self.cycle is not None and self.cycle.response_complete:
+            self.idle[self] = None
 
     def _await_head(self) -> None:
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.head_seconds, self._head_late)
@@ -171,6 +180,24 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._refuse(BodyTimeout("The request's head did not arrive in time."))
+
+    def _found_room(self) -> bool:
+        """Closes the longest idle connection; whether there was one. Who still takes its answer is not idle yet."""
+        for other in self.idle:
+            if not other.transport.is_closing() and not other.transport.get_write_buffer_size():
+                del self.idle[other]
+                other._make_room()
+                return True
+        return False
+
+    def _make_room(self) -> None:
+        if self.cycle is None or self._head_begun:
+            self._refuse_for_room()
+        else:  # an answer without a request would be taken for the next one's
+            self.transport.close()
+
+    def _refuse_for_room(self) -> None:
+        self._refuse(Unavailable("Too many connections are open here: try again in a moment."))
 
     def _without_offer(self, rest: bytes) -> bytes:
         """What is to be read instead: the request without its offer of another protocol, and the rest."""
@@ -202,6 +229,6 @@ class Protocol(HttpToolsProtocol):
 
 
 def bounded(head_seconds: float, most: int, refused: Callable[[str], None]) -> type[Protocol]:
-    """The protocol with these bounds, telling `refused` what it refuses."""
-    bounds = {"head_seconds": head_seconds, "most": most, "refused": staticmethod(refused)}
+    """One server's protocol with these bounds, telling `refused` what it refuses."""
+    bounds = {"head_seconds": head_seconds, "most": most, "refused": staticmethod(refused), "idle": {}}
     return type("BoundedProtocol", (Protocol,), bounds)

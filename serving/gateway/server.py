@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from math import ceil
 from pathlib import Path
@@ -103,7 +103,10 @@ def serve(
             snapshot=snapshot,
             workers=workers,
         )
-        protocol = bounded(settings.body_seconds, most, lambda code: app.gateway.metrics.refused(code))
+
+        def protocol() -> type[Protocol]:
+            return bounded(settings.body_seconds, most, lambda code: app.gateway.metrics.refused(code))
+
         uvloop.run(_work(app, protocol, index, public, admin, pipes, settings.drain_seconds))
 
     if workers == 1:
@@ -138,7 +141,7 @@ def _config(app: Application, protocol: type[Protocol], drain_seconds: float) ->
 
 async def _work(
     app: App,
-    protocol: type[Protocol],
+    protocol: Callable[[], type[Protocol]],
     index: int,
     public: socket.socket,
     admin: socket.socket | None,
@@ -154,11 +157,11 @@ async def _work(
         gc.collect()
         gc.freeze()  # what lives as long as the process is not looked at again
         gc.set_threshold(*_GARBAGE)
-        servers = [(_Server(_config(app, protocol, drain_seconds)), public)]
+        servers = [(_Server(_config(app, protocol(), drain_seconds)), public)]
         if admin is not None:
             telling = await tell(app.gateway.metrics.registry, pipes[index])
             stack.callback(telling.close)
-            servers.append((_Server(_config(Admin(pipes), protocol, drain_seconds)), admin))
+            servers.append((_Server(_config(Admin(pipes), protocol(), drain_seconds)), admin))
 
         def stop() -> None:
             for server, _ in servers:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -31,10 +32,14 @@ class Answering:
             await exchange.end(b"cd")
 
 
-async def connected(state: ServerState | None = None, most: int = 9) -> tuple[Answering, Protocol, Wire]:
+async def connected(others: Protocol | None = None, most: int = 9) -> tuple[Answering, Protocol, Wire]:
+    """A connection; to the same server as `others`, if there are any."""
     app, wire = Answering(), Wire()
     config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
-    protocol = bounded(3600.0, most, app.refused.append)(config, state or ServerState(), {})
+    state = others.server_state if others else ServerState()
+    kind = bounded(3600.0, most, app.refused.append)
+    kind.idle = others.idle if others else kind.idle
+    protocol = kind(config, state, {})
     protocol.connection_made(wire)
     return app, protocol, wire
 
@@ -201,20 +206,50 @@ async def test_who_answers_hears_that_the_process_waits_no_longer() -> None:
     protocol.end_now()
 
 
-async def test_a_connection_too_many_is_refused_and_the_others_stay() -> None:
-    state = ServerState()
-    app, protocol, wire = await connected(state, most=1)
-    refusing, refused, refused_wire = await connected(state, most=1)
+async def test_a_connection_too_many_is_refused_where_all_have_requests() -> None:
+    app, protocol, wire = await connected(most=1)
+    protocol.data_received(ASKED)
+    await settle()
+    refusing, refused, refused_wire = await connected(protocol, most=1)
     assert refused_wire.written.startswith(b"HTTP/1.1 503 ")
     assert b"\r\nretry-after: 2\r\n" in refused_wire.written
     assert (refused_wire.closed, refusing.refused) == (True, ["unavailable"])
     refused.connection_lost(None)
-    protocol.data_received(ASKED)
-    await settle()
     assert wire.written.endswith(b"ab")
+    assert not wire.closed
     app.may_end.set()
     await settle()
     protocol.connection_lost(None)
-    _, protocol, wire = await connected(state, most=1)
-    assert not wire.closed
-    protocol.connection_lost(None)
+    assert protocol.idle == {}
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /hea"])
+async def test_the_connection_that_sends_no_request_for_longest_makes_room(begun: bytes) -> None:
+    app, oldest, oldest_wire = await connected(most=2)
+    _, other, other_wire = await connected(oldest, most=2)
+    oldest.data_received(begun)
+    _, new, new_wire = await connected(oldest, most=2)
+    assert oldest_wire.written.startswith(b"HTTP/1.1 503 ")
+    assert (oldest_wire.closed, other_wire.closed, new_wire.closed) == (True, False, False)
+    assert app.refused == ["unavailable"]
+    assert list(new.idle) == [other, new]
+    for protocol in (oldest, other, new):
+        protocol.connection_lost(None)
+    assert new.idle == {}
+
+
+async def test_between_two_requests_a_connection_makes_room_without_a_word() -> None:
+    app, used, used_wire = await connected(most=2)
+    _, other, other_wire = await connected(used, most=2)
+    used.data_received(ASKED)
+    assert list(used.idle) == [other]
+    app.may_end.set()
+    await settle()
+    assert list(used.idle) == [other, used]
+    other_wire.unread = 1
+    _, new, _ = await connected(used, most=2)
+    assert (used_wire.closed, other_wire.closed) == (True, False)
+    assert used_wire.written.endswith(b"abcd")
+    assert app.refused == []
+    for protocol in (used, other, new):
+        protocol.connection_lost(None)
