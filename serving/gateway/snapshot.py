@@ -9,6 +9,7 @@ so for requests that begin after the next poll: within two seconds, for a poll c
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from ingest.contracts.process_logs import described
 
 log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(Snapshot).decode
+_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 _NO_ANSWER = (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, OSError)
 """How a poll may fail by what control, or the way to it, does."""
 
@@ -72,6 +74,8 @@ class Follower:
         self._name = new_id("worker")
         self.workers = workers
         """How many gateway workers live, as far as control said: they share each key's limits."""
+        self._told: str | None = None
+        """What control said of it last."""
         self._etag = ""
         self._changed = asyncio.Event()
         self._away: type[Exception] | None = None
@@ -102,7 +106,7 @@ class Follower:
     async def _start(self) -> None:
         try:
             await self._poll()
-        except (*_NO_ANSWER, ValueError) as error:
+        except _NO_ANSWER as error:
             try:
                 self.view = View(_decode(self._saved.read_bytes()))
             except (OSError, msgspec.MsgspecError):
@@ -135,9 +139,7 @@ class Follower:
         }
         async with self._session.get(self._url, headers=headers) as response:
             response.raise_for_status()
-            workers = int(response.headers.get(WORKERS_HEADER, 0))
-            if workers > 0:
-                self.workers = workers
+            self._count(response.headers.get(WORKERS_HEADER))
             if response.status == 304:
                 return
             body = await response.read()
@@ -146,6 +148,15 @@ class Follower:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         await asyncio.to_thread(self._save, body)
+
+    def _count(self, told: str | None) -> None:
+        """Takes the number of workers, where control tells one. Whatever it tells instead keeps no snapshot out."""
+        if told is not None and told != self._told:
+            if _NUMBER.fullmatch(told):
+                self.workers = int(told)
+            else:
+                log.warning("what control tells is no number of workers: limits are divided by %d", self.workers)
+        self._told = told
 
     def _save(self, body: bytes) -> None:
         try:

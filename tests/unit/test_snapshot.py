@@ -20,12 +20,14 @@ class Control:
     def __init__(self, *said: str) -> None:
         self.said = list(said)
         self.polls = 0
+        self.garbage = b""
+        """What it answers instead."""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.polls += 1
         told = Snapshot(revision=self.polls, keys=(), policies=(), engines=())
         headers = {WORKERS_HEADER: self.said.pop(0)} if self.said else {}
-        return web.Response(body=msgspec.json.encode(told), headers=headers)
+        return web.Response(body=self.garbage or msgspec.json.encode(told), headers=headers)
 
 
 @asynccontextmanager
@@ -47,34 +49,28 @@ async def followed(follower: Follower, revision: int) -> None:
             await follower.changed(60)
 
 
-async def test_garbage_for_the_number_of_workers_is_a_failed_poll(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("wrong", ["many", "0", "-1", "1.5", "²", "9" * 5000])
+async def test_what_is_no_number_of_workers_keeps_no_snapshot_out(
+    wrong: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    control = Control("3", "many", "many")
-    async with listening(control) as url, Follower(url, "token", tmp_path / "saved", 0.001) as follower:
-        assert (follower.view.revision, follower.workers) == (1, 3)
-        await followed(follower, 4)
-        assert follower.workers == 3
-        assert caplog.text.count("control is away (ValueError at ") == 1
-        assert "many" not in caplog.text
-
-
-async def test_less_than_one_worker_is_no_number_of_workers(tmp_path: Path) -> None:
-    control = Control("0", "-1", "2", "0")
+    control = Control(wrong, wrong, "3", wrong, wrong)
     async with listening(control) as url, Follower(url, "token", tmp_path / "saved", 0.001, workers=4) as follower:
-        assert follower.workers == 4
-        await followed(follower, 5)
-        assert follower.workers == 2
+        assert (follower.view.revision, follower.workers) == (1, 4)
+        await followed(follower, 6)
+        assert follower.workers == 3
+    assert caplog.text.count("is no number of workers") == 2
+    assert "control is away" not in caplog.text
 
 
-async def test_garbage_at_the_start_is_no_answer(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    async with listening(Control("many")) as url:
-        with pytest.raises(ControlUnreachable, match="ValueError"):
+async def test_where_control_gives_no_snapshot_the_one_that_was_kept_serves(tmp_path: Path) -> None:
+    saved, control = tmp_path / "saved", Control()
+    control.garbage = b"{}"
+    async with listening(control) as url:
+        with pytest.raises(ControlUnreachable, match="ValidationError"):
             await Follower(url, "token", saved, 0.001).__aenter__()
-    saved.write_bytes(msgspec.json.encode(Snapshot(revision=7, keys=(), policies=(), engines=())))
-    async with listening(Control("many")) as url, Follower(url, "token", saved, 3600) as follower:
-        assert follower.view.revision == 7
+        saved.write_bytes(msgspec.json.encode(Snapshot(revision=7, keys=(), policies=(), engines=())))
+        async with Follower(url, "token", saved, 3600) as follower:
+            assert follower.view.revision == 7
 
 
 async def test_whatever_goes_wrong_control_is_asked_again(
