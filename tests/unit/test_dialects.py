@@ -100,6 +100,27 @@ def test_a_part_without_a_type_is_known_by_its_field(part: dict) -> None:
     assert sent(ask, media=False)["messages"][0]["content"] == [{"type": "text", "text": f"[{kind} left out]"}]
 
 
+@pytest.mark.parametrize(
+    ("content", "plain"),
+    [
+        ("x", True),
+        (None, True),
+        ([], True),
+        ([{"type": "text", "text": "x"}], True),
+        ([{"type": "text", "text": "x", "uuid": "shared"}], False),
+        ([{"type": "text", "uuid": "shared"}], False),
+        ([{"text": "x", "image_url": None}], False),
+        ([{"type": "text", "text": "x"}, {"type": "file", "file": {}}], False),
+    ],
+)
+def test_only_a_conversation_of_text_alone_goes_on_unseen(content: object, plain: bool) -> None:
+    messages = [*MESSAGES, {"role": "user", "content": content}]
+    ask = read({"messages": messages})
+    assert ask.plain == plain
+    assert (sent(ask, media=False)["messages"] == messages) == plain
+    assert (ask.dropped == []) == plain
+
+
 def test_the_record_names_nobody_and_keeps_metadata() -> None:
     ask = read(
         {"model": "m", "messages": MESSAGES, "user": "anna", "safety_identifier": "a", "metadata": {"kind": "x"}}

@@ -81,6 +81,8 @@ class Ask(msgspec.Struct, kw_only=True):
     """The caller's body as it is kept: compact JSON, without the fields that name a person."""
     dropped: list[str] = []
     """Names of what the engine does not get."""
+    plain: bool = False
+    """As `Dialect.plain` has it: media need not be looked for."""
 
 
 class Reply(msgspec.Struct):
@@ -137,9 +139,11 @@ class Dialect(ABC):
         for name in NOT_RECORDED:
             body.pop(name, None)
         recorded = encode_text(body)
-        if not admin:
-            self.keep_from_engine(forward, dropped)
-        self.repair(forward, dropped)
+        plain = self.plain(messages)
+        if not plain:
+            if not admin:
+                self.keep_from_engine(forward, dropped)
+            self.repair(forward, dropped)
         return Ask(
             model=model,
             stream=stream,
@@ -151,6 +155,7 @@ class Dialect(ABC):
             forward=forward,
             recorded=recorded,
             dropped=dropped,
+            plain=plain,
         )
 
     def _sort_fields(self, body: dict, admin: bool) -> tuple[dict, list[str]]:
@@ -198,7 +203,7 @@ class Dialect(ABC):
         body["model"] = served_model
         body.setdefault("cache_salt", salt)
         self.seal(body, turn_id)
-        if not media:
+        if not media and not ask.plain:
             self.leave_out_media(body, ask.dropped)
         return _encode(body)
 
@@ -211,6 +216,13 @@ class Dialect(ABC):
     def person(self, body: dict) -> tuple[str | None, str | None]:
         """The end user and the session that the body names."""
         return expect(body, "user", str, None), None
+
+    def plain(self, messages: list[dict]) -> bool:
+        """Whether `keep_from_engine`, `repair` and `leave_out_media` would change nothing of a request with these.
+
+        They are not called then, for each walks the whole conversation.
+        """
+        return False
 
     def keep_from_engine(self, forward: dict, dropped: list[str]) -> None:  # noqa: B027 most formats need none
         """Raises `Forbidden` for parts that steer the engine itself; `dropped` gets the names of their fields that do.
@@ -369,13 +381,14 @@ def without(parts: object, kinds: Collection[str], where: str, dropped: list[str
         return parts
     kept = []
     for place, part in enumerate(parts):
-        at, kind = f"{where}[{place}]", ""
+        kind = ""
         if isinstance(part, dict):  # engines know a part without a type by its field
             kind = word(part.get("type")) or next((name for name in part if name in kinds), "")
         if kind in kinds:
-            dropped.append(at)
+            dropped.append(f"{where}[{place}]")
             part = left_out(kind, as_type)
         elif kind == "tool_result" and isinstance(part.get("content"), list):
-            part = {**part, "content": without(part["content"], kinds, f"{at}.content", dropped, as_type)}
+            inner = f"{where}[{place}].content"
+            part = {**part, "content": without(part["content"], kinds, inner, dropped, as_type)}
         kept.append(part)
     return kept

@@ -1,12 +1,12 @@
 """`/v1/chat/completions`: OpenAI's chat format."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from serving.gateway.dialects.base import SAMPLING, Dialect, Reply, encode_text, expect, without
 from serving.gateway.dialects.event_data import decode_events, merged
-from serving.gateway.dialects.media import check_url, plain_parts
+from serving.gateway.dialects.media import check_url, only_text, plain_parts
 from serving.gateway.errors import BadRequest
 
 
@@ -109,32 +109,26 @@ class Chat(Dialect):
         for place, message in enumerate(messages):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise BadRequest("Each message must be an object with a `role`.", param=f"messages[{place}]")
-            if isinstance(message.get("content"), list):
-                _check_media(message["content"], media_domains, f"messages[{place}].content")
+            parts = message.get("content")
+            if isinstance(parts, list) and not only_text(parts):
+                _check_media(parts, media_domains, f"messages[{place}].content")
         expect(body, "stream_options", dict, None)
         return messages
 
+    def plain(self, messages: list[dict]) -> bool:
+        return all(only_text(parts) for message in messages if isinstance(parts := message.get("content"), list))
+
     def keep_from_engine(self, forward: dict, dropped: list[str]) -> None:
-        forward["messages"] = [
-            {**message, "content": plain_parts(message["content"], f"messages[{place}].content", dropped)}
-            if isinstance(message.get("content"), list)
-            else message
-            for place, message in enumerate(forward["messages"])
-        ]
+        forward["messages"] = _changed(forward["messages"], lambda parts, where: plain_parts(parts, where, dropped))
 
     def repair(self, forward: dict, dropped: list[str]) -> None:
-        """Copies, and files left out: no engine reads them."""
-        forward["messages"] = [
-            {**message, "content": without(message["content"], ("file",), f"messages[{place}].content", dropped)}
-            if isinstance(message.get("content"), list)
-            else message
-            for place, message in enumerate(forward["messages"])
-        ]
+        """Files are left out: no engine reads them."""
+        forward["messages"] = _changed(
+            forward["messages"], lambda parts, where: without(parts, ("file",), where, dropped)
+        )
 
     def leave_out_media(self, body: dict, dropped: list[str]) -> None:
-        for place, message in enumerate(body["messages"]):
-            if isinstance(message.get("content"), list):
-                message["content"] = without(message["content"], _KINDS, f"messages[{place}].content", dropped)
+        body["messages"] = _changed(body["messages"], lambda parts, where: without(parts, _KINDS, where, dropped))
 
     def replies(self, body: bytes) -> dict[int, Reply]:
         return {
@@ -183,6 +177,16 @@ def _assistant(content: str | None, tool_calls: list[dict] | None, reasoning: st
     if tool_calls:
         message["tool_calls"] = tool_calls
     return message
+
+
+def _changed(messages: list[dict], change: Callable[[list, str], object]) -> list[dict]:
+    """The messages; those whose content is more than text as copies with what `change(parts, where)` makes of it."""
+    return [
+        {**message, "content": change(parts, f"messages[{place}].content")}
+        if isinstance(parts := message.get("content"), list) and not only_text(parts)
+        else message
+        for place, message in enumerate(messages)
+    ]
 
 
 def _check_media(parts: list, domains: Collection[str], where: str) -> None:

@@ -43,6 +43,14 @@ def plain_parts(parts: object, where: str, dropped: list[str]) -> object:
     return kept
 
 
+def only_text(parts: list) -> bool:
+    """Whether the parts are text in chat's form and nothing else, as most are: there is no need to look into them."""
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or len(part) != 2 or "text" not in part:
+            return False
+    return True
+
+
 def _allowed(url: str, domains: Collection[str]) -> bool:
     """Whether the host is allowed, whoever parses the URL: the engine has a parser of its own, and where parsers
     differ (backslashes, user names, white space) it would fetch from another host than was looked at here."""
