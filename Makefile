@@ -20,7 +20,7 @@ setup: $(VENV)/.ready  ## the environment in .venv, exactly as locked
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else "everloop needs Python 3.11, this is " + sys.version.split()[0] + ": set PYTHON=/path/to/python3.11")'
 	@test -x $(UV) || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q --disable-pip-version-check uv==$(UV_VERSION); }
-	@echo "installing the locked packages (6.8 GB, a minute or more)"
+	@echo "installing the locked packages (7.4 GB, a minute or more)"
 	@VIRTUAL_ENV=$(VENV) $(UV) pip sync -q --compile-bytecode requirements.lock
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install -q --no-deps -e .
 	@touch $@
