@@ -71,12 +71,10 @@ class _Work:
         self.clean: set[str] = set()
         self.done: dict[str, str] = {}
         self._deadline = deadline
-        self._matches, self._values, self._characters, self._texts = (
-            MOST_MATCHES,
-            MOST_VALUES,
-            MOST_CHARACTERS,
-            MOST_TEXTS,
-        )
+        self._matches = MOST_MATCHES
+        self._values = MOST_VALUES
+        self._characters = MOST_CHARACTERS
+        self._texts = MOST_TEXTS
 
     def on_time(self) -> None:
         """Called between any two steps that take long."""
