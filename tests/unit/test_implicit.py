@@ -1,77 +1,24 @@
-"""Implicit signals: each rule on a small lake; what holds whatever lands when."""
+"""Implicit signals: each rule on a small lake."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ingest.attribution import Cut, RuleRate, attribute, attributed, joined
+from ingest.attribution import Cut, RuleRate, attribute, attributed
 from ingest.config import AttributionSettings, ImplicitSettings, RewardSettings
-from ingest.contracts.feedback import ImplicitRule
 from ingest.dissatisfaction import complains
 from ingest.formats import Result
 from ingest.implicit import ClassifierError, identify, is_error
-from ingest.lake import SCHEMAS
 from ingest.rewards import explain, specification
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.sessions import Conversation
+from tests.conversations import OPENING, calls, result, says, talk, user
 from tests.lakes import feedback, land, turn
 from tests.unit.test_formats import ANSWERS, REQUESTS
 
 RULES = AttributionSettings(window_seconds=60, retry_seconds=30)
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}},
-                "required": ["city"],
-                "additionalProperties": False,
-            },
-        },
-    }
-]
-
-
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
-
-
-def says(text: str) -> dict:
-    return {"role": "assistant", "content": text}
-
-
-def calls(arguments: str = '{"city":"Rome"}', name: str = "weather") -> dict:
-    call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
-
-
-def result(text: str) -> dict:
-    return {"role": "tool", "tool_call_id": "c1", "content": text}
-
-
-def talk(turn_id: str, messages: list[dict], answer: dict | None, at: float, **changes: Any) -> dict:
-    """A turn as the gateway records it, from `at` for 1 s."""
-    owner = changes.get("key_id", "k") + changes.setdefault("subject", "anna")
-    session, hashes = Conversation(b"secret", owner, messages).close(answer)
-    row = turn(
-        turn_id,
-        session_id=session,
-        prefix_hashes=hashes,
-        prompt=list(json.dumps(messages).encode()),
-        request=json.dumps({"messages": messages, "tools": TOOLS}),
-        answer="" if answer is None else json.dumps(answer),
-        started_at=at,
-        finished_at=at + 1,
-    )
-    return row | changes
 
 
 def signals(lake: Path, cut: Cut = Cut(1000, 1000), **implicit: Any) -> dict[tuple[str, str], tuple[str, float]]:  # noqa: B008
@@ -87,9 +34,6 @@ def states(lake: Path, cut: Cut = Cut(1000, 1000), **implicit: Any) -> dict[str,
     with attributed(lake, "p", RULES, RewardSettings(implicit=ImplicitSettings(**implicit)), cut, ()) as join:
         rows = join.execute("SELECT turn_id, state, revision, reward FROM attributed").fetchall()
     return {row[0]: row[1:] for row in rows}
-
-
-OPENING = [user("Rome?")]
 
 
 def test_regenerated_is_what_superseded_knows(tmp_path: Path) -> None:
@@ -379,142 +323,3 @@ def test_the_manifest_names_the_classifier_where_it_counts() -> None:
 )
 def test_the_default_classifier_knows_plain_complaints(text: str, complaint: bool) -> None:
     assert complains(text) is complaint
-
-
-TIMES = st.integers(0, 20).map(float)
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[dict]:
-    """A few conversations, most requests soon after an answer that they go on from; equal ones among them."""
-    turns: list[dict] = []
-    known: list[tuple[list[dict], int]] = [([user("a")], 0)]
-    for number in range(draw(st.integers(2, 7))):
-        messages, ended = draw(st.sampled_from(known))
-        at = ended + draw(st.integers(-1, 4))
-        ended = at + draw(st.integers(0, 5))
-        answer = draw(st.sampled_from([says("x"), calls("{")]))
-        changes = draw(st.sampled_from([{}, {}, {}, {}, {"finish": "abort"}, {"arm": "evaluation"}, {"policy": "q"}]))
-        changes |= draw(st.sampled_from([{}, {}, {"session_id": "named"}, {"subject": "ben"}]))
-        turns.append(talk(f"t{number}", messages, answer, at, finished_at=float(ended), **changes))
-        words = draw(
-            st.sampled_from([user("That's wrong."), user("That's wrong."), result("Error: no"), result("good")])
-        )
-        known.append(([*messages, answer, words], ended))
-    return turns
-
-
-def found(turns: list[dict], rules: AttributionSettings, cut: float, watermark: float) -> dict[tuple, tuple]:
-    """(turn id, rule) → status, and (turn id,) → state, with every rule worth something."""
-    worth = RewardSettings(implicit=ImplicitSettings(**dict.fromkeys(map(str, ImplicitRule), -0.25)))
-    tables = {name: pa.Table.from_pylist([], schema=SCHEMAS[name]) for name in ("feedback", "erasures")}
-    tables["turns"] = pa.Table.from_pylist(turns, schema=SCHEMAS["turns"])
-    with joined(tables, "p", rules, worth, Cut(cut, watermark), ()) as join:
-        rows = join.execute("SELECT turn_id, kind, status, received_at FROM signal").fetchall()
-        kept = join.execute("SELECT turn_id, state FROM attributed").fetchall()
-    return {row[:2]: row[2:] for row in rows} | {(turn_id,): (state,) for turn_id, state in kept}
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    turns=histories(),
-    rules=st.builds(
-        AttributionSettings, window_seconds=st.sampled_from([2.0, 6.0]), retry_seconds=st.sampled_from([0.0, 3.0, 9.0])
-    ),
-    cuts=st.tuples(TIMES, TIMES).map(sorted),
-    behind=st.integers(0, 6),
-    seed=st.randoms(use_true_random=False),
-)
-def test_a_signal_that_was_found_stays_whatever_lands_later(
-    turns: list[dict], rules: AttributionSettings, cuts: list[float], behind: int, seed: Any
-) -> None:
-    """Early: all up to the watermark has landed, and some of what came after it. Late: everything."""
-    early, late = cuts
-    watermark = early - behind
-    landed = [t for t in turns if t["finished_at"] <= watermark or seed.random() < 0.5]
-    before = found(landed, rules, early, watermark)
-    seed.shuffle(turns)
-    after = found(turns, rules, late, late)
-    for key, told in before.items():
-        if len(key) == 2:
-            assert key in after
-            assert told[0] != "counted" or after[key][0] == "counted"
-        elif told[0] == "silent":
-            assert after[key][0] in ("silent", "superseded")
-
-
-def slowly(turns: list[dict], rules: AttributionSettings, cut: float, watermark: float) -> set[tuple[str, str]]:
-    """(turn id, rule), found one turn at a time: the docstring of `ingest.implicit`, read aloud."""
-    known = [t for t in turns if t["finished_at"] <= cut and t["arm"] != "evaluation"]
-    complete = min(cut, watermark)
-    out = set()
-    for child in known:
-        at = -3 if child["answer"] else -2
-        if len(child["prefix_hashes"]) < -at or child["finished_at"] > complete:
-            continue
-        parents = [
-            p
-            for p in known
-            if p["policy"] == "p"
-            and p is not child
-            and p["prefix_hashes"][-1] == child["prefix_hashes"][at]
-            and p["finished_at"] <= child["finished_at"]
-        ]
-        if parents:
-            parent = min(parents, key=lambda p: (abs(child["started_at"] - p["finished_at"]), p["turn_id"]))
-            last = json.loads(child["request"])["messages"][-1]["content"]
-            out |= {(parent["turn_id"], "dissatisfied")} if "wrong" in last else set()
-            out |= {(parent["turn_id"], "tool_error")} if "Error" in last else set()
-            out.add((parent["turn_id"], f"followed at {child['finished_at']}"))
-    for t in [t for t in known if t["policy"] == "p"]:
-        name, end = t["turn_id"], t["finished_at"]
-        same = [o for o in known if all(o[f] == t[f] for f in ("session_id", "key_id", "subject"))]
-        closes = end + rules.window_seconds
-        if any(
-            o["policy"] == "p"
-            and o["prompt_ids"] == t["prompt_ids"]
-            and end < o["started_at"] <= end + rules.retry_seconds
-            for o in same
-        ):
-            out.add((name, "regenerated"))
-        if t["finish"] == "abort":
-            out.add((name, "abandoned"))
-            continue
-        if "tool_calls" not in t["answer"]:
-            continue
-        if json.loads(t["answer"])["tool_calls"][0]["function"]["arguments"] == "{":
-            out.add((name, "invalid_tool_call"))
-        ends = [o["finished_at"] for o in same if o["started_at"] > end]
-        ends += [float(w.split()[-1]) for n, w in out if n == name and w.startswith("followed at")]
-        if closes <= complete and all(e > closes for e in ends):
-            out.add((name, "abandoned"))
-    return {pair for pair in out if not pair[1].startswith("followed")}
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    turns=histories(),
-    rules=st.builds(
-        AttributionSettings, window_seconds=st.sampled_from([2.0, 6.0]), retry_seconds=st.sampled_from([0.0, 3.0, 9.0])
-    ),
-    cut=st.integers(0, 25).map(float),
-    watermark=st.integers(0, 25).map(float),
-)
-def test_the_join_finds_what_the_slow_version_finds(
-    turns: list[dict], rules: AttributionSettings, cut: float, watermark: float
-) -> None:
-    names = {key for key in found(turns, rules, cut, watermark) if len(key) == 2}
-    assert names == slowly(turns, rules, cut, watermark)
-
-
-def test_the_histories_have_every_rule() -> None:
-    """So that the two tests above are about something."""
-    seen: set[str] = set()
-    said = [*OPENING, calls("{"), result("Error: no"), says("x"), user("That's wrong.")]
-    turns = [
-        talk(f"t{at}", said[:length], says("x") if length != 1 else calls("{"), at)
-        for at, length in zip(itertools.count(), (1, 3, 5), strict=False)
-    ]
-    for row in [*turns, talk("left", OPENING, says("x"), 30, finish="abort")]:
-        seen |= {rule for _, rule in slowly([*turns, row], RULES, 100, 100)}
-    assert seen >= {"dissatisfied", "tool_error", "invalid_tool_call", "abandoned"}
