@@ -1,3 +1,4 @@
-"""Session-wide fixtures: one broker, one engine per model; each is started by the first test that asks for it."""
+"""Fixtures that several files share. A broker and an engine per model serve a whole session, from the first test that
+asks for them."""
 
-pytest_plugins = ["tests.engines", "tests.kafka", "tests.mlflow_server"]
+pytest_plugins = ["tests.agent_stage", "tests.engines", "tests.kafka", "tests.mlflow_server"]
