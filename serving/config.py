@@ -49,6 +49,13 @@ class GatewaySettings(_Settings):
         description="Bytes that the bodies of all turns in progress may have together, per worker; above it: 503. In "
         "memory a body mostly takes 3 to 10 times its size.",
     )
+    max_answer_bytes: int = Field(
+        64 << 20,
+        gt=0,
+        description="Largest answer of an engine, all its samples together, as it came; above it the turn is ended and "
+        "recorded as failed, and its caller is told: 413. A streamed token takes some 250 bytes, and 100 more for each "
+        "of its `top_logprobs`. In memory an answer takes up to 5 times its size.",
+    )
     body_seconds: float = Field(
         30.0, gt=0, description="How long a client may take to send the head of a request, and then its body."
     )

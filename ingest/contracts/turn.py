@@ -16,7 +16,7 @@ class Finish(StrEnum):
     ABORT = "abort"
     """The caller hung up, or the operator cut it: the tokens up to there are recorded."""
     ERROR = "error"
-    """The engine answered with an error."""
+    """The engine answered with an error, or with more than the gateway takes."""
     ENGINE_LOST = "engine_lost"
     """The engine went away in mid-answer: what was generated is unknown."""
 

@@ -85,7 +85,8 @@ class App:
             max_bytes=log.max_bytes,
         )
         stack.callback(spool.close)
-        engines = await stack.enter_async_context(client(settings.engine_silence_seconds))
+        engines = client(settings.engine_silence_seconds, settings.max_answer_bytes)
+        await stack.enter_async_context(engines)
         self.gateway = gateway(settings, self._secret, follower, spool, engines)
         stack.callback(self.gateway.redactions.close)
 

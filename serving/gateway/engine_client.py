@@ -6,7 +6,7 @@ and with `X-Request-Id`, from which it makes the id that its answer carries: the
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +15,7 @@ import msgspec
 from ingest.contracts.fleet import Engine
 from ingest.contracts.tap import LENGTH_HEADER, REQUEST_HEADER, TapRecord
 from serving.gateway.engine_connection import Connection, Connections, EngineBroke
+from serving.gateway.errors import TooLarge
 from serving.gateway.stream import decode_record
 
 __all__ = ["EngineAnswer", "EngineBroke", "EngineClient"]
@@ -31,13 +32,15 @@ _ERRED = frozenset({500, 501})
 
 
 class EngineAnswer:
-    """An answer that has begun. `first` are its first bytes, empty where it has none."""
+    """An answer that has begun, and has `most` bytes. `first` are its first, empty where it has none."""
 
-    __slots__ = ("_connection", "_end", "content_type", "first", "is_stream", "status")
+    __slots__ = ("_connection", "_end", "_left", "_most", "content_type", "first", "is_stream", "status")
 
-    def __init__(self, connection: Connection, first: bytes, end: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, first: bytes, end: Callable[[], None], most: int) -> None:
         self._connection = connection
         self._end = end
+        self._most = most
+        self._left = most - len(first)
         self.first = first
         self.status = connection.status
         self.content_type = connection.headers.get(b"content-type", b"application/json")
@@ -54,16 +57,20 @@ class EngineAnswer:
         return self.status >= 500 or self.status in _NOT_THE_CALLERS or (self.is_stream and not self.first)
 
     async def chunk(self) -> bytes:
-        """The next bytes of a stream, empty at its end. Raises `EngineBroke`."""
-        return await self._connection.chunk()
+        """The next bytes, empty at the end. Raises `EngineBroke`, `TooLarge`."""
+        data = await self._connection.chunk()
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooLarge(f"The answer is above {self._most} bytes: ask for fewer samples, tokens or logprobs.")
+        return data
 
     def close(self) -> None:
         """Gives the connection back, or closes it where the answer was not read to its end. To be called once."""
         self._end()
 
     async def read(self) -> tuple[bytes, TapRecord | None]:
-        """The body without the tap's record, and the record. Raises `EngineBroke`."""
-        data = await _rest(self._connection, self.first)
+        """The body without the tap's record, and the record. Raises `EngineBroke`, `TooLarge`."""
+        data = await _rest(self.chunk, self.first)
         length = self._connection.headers.get(LENGTH_HEADER.encode(), b"")
         if not length.isdigit() or not 0 < int(length) <= len(data):
             return data, None
@@ -73,9 +80,11 @@ class EngineAnswer:
 class EngineClient:
     """Connections to all engines, kept open between requests."""
 
-    def __init__(self, silence_seconds: float) -> None:
-        """`silence_seconds`: a stream in which nothing comes for so long is taken for lost."""
+    def __init__(self, silence_seconds: float, most_bytes: int) -> None:
+        """`silence_seconds`: a stream in which nothing comes for so long is taken for lost. Of no answer more than
+        `most_bytes` are read."""
         self._silence_seconds = silence_seconds
+        self._most_bytes = most_bytes
         self._connections = Connections()
         self.loads: Counter[str] = Counter()
         """Requests in flight at each engine, for routing."""
@@ -103,7 +112,7 @@ class EngineClient:
 
         try:
             connection = await self._connections.ask("POST", engine.url + path, headers, body, silence)
-            return EngineAnswer(connection, await connection.chunk(), end)
+            return EngineAnswer(connection, await connection.chunk(), end, self._most_bytes)
         except BaseException:
             end()
             raise
@@ -137,7 +146,7 @@ class EngineClient:
             async with asyncio.timeout(OWN_SECONDS):
                 connection = await self._connections.ask(method, engine.url + path, headers, body)
                 try:
-                    answer = await _rest(connection)
+                    answer = await _rest(connection.chunk)
                 finally:
                     self._connections.give_back(connection)
                 return answer if connection.status == 200 else b""
@@ -145,9 +154,9 @@ class EngineClient:
             return b""
 
 
-async def _rest(connection: Connection, first: bytes = b"") -> bytes:
-    """All of a body, of which `first` was read before. Raises `EngineBroke`."""
+async def _rest(chunk: Callable[[], Awaitable[bytes]], first: bytes = b"") -> bytes:
+    """All of a body, of which `first` was read before. Raises what `chunk` raises."""
     parts = [first]
-    while part := await connection.chunk():
+    while part := await chunk():
         parts.append(part)
     return b"".join(parts)

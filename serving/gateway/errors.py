@@ -87,7 +87,7 @@ class VersionUnavailable(GatewayError):
 
 
 class TooLarge(GatewayError):
-    """The body is above the limit, or more than the spool could ever hold."""
+    """The body is above the limit, or the answer is, or both are more than the spool could ever hold."""
 
     status, code, kind = 413, "request_too_large", "invalid_request_error"
 

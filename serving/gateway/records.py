@@ -13,6 +13,7 @@ from ingest.contracts.fleet import Engine, Key
 from ingest.contracts.tap import TapCall, TapRecord, TapSample
 from ingest.contracts.turn import Finish, Turn
 from serving.gateway.dialects.base import Dialect, Reply
+from serving.gateway.errors import TooLarge
 from serving.gateway.sessions import Conversation
 from serving.gateway.trainability import why_untrainable
 
@@ -45,7 +46,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, kw_only=True):
-    """How an engine's answer ended: `lost` in mid-answer, `left` by the caller, or with its `status`.
+    """How an engine's answer ended: `lost` in mid-answer, `too_large`, `left` by the caller, or with its `status`.
 
     `shown` are the samples whose end was sent to the caller before it left.
     """
@@ -53,6 +54,7 @@ class Ending(msgspec.Struct, kw_only=True):
     engine: Engine
     status: int = 200
     lost: bool = False
+    too_large: TooLarge | None = None
     left: bool = False
     shown: Collection[int] = ()
     record: TapRecord | None = None
@@ -120,7 +122,7 @@ def _samples(record: TapRecord | None, caller: Caller) -> Iterator[tuple[int, tu
 def _finish(ending: Ending, index: int, sample: TapSample | None, reply: Reply | None) -> Finish:
     if ending.lost:
         return Finish.ENGINE_LOST
-    if ending.status >= 400:
+    if ending.status >= 400 or ending.too_large is not None:
         return Finish.ERROR
     if ending.left and index not in ending.shown:
         return Finish.ABORT

@@ -29,6 +29,7 @@ from serving.gateway.errors import (
     EngineFailed,
     EngineLost,
     GatewayError,
+    TooLarge,
     VersionUnavailable,
 )
 from serving.gateway.exchange import ClientLeft, Exchange
@@ -144,6 +145,9 @@ async def relay(gateway: Gateway, turn: Progress, answer: EngineAnswer | None, e
             turn.abort()
             turn.left = turn.left or exchange.sending
             ending.lost = not turn.left
+        except TooLarge as error:
+            turn.abort()
+            ending.too_large = None if turn.left else error
         finally:
             answer.close()
     ending.finished_at = time.time()
@@ -200,7 +204,7 @@ def replies_of(parse: Callable[[bytes], dict[int, Reply]], body: bytes) -> Mappi
 async def commit(gateway: Gateway, turn: Progress, ending: Ending) -> None:
     """Step 5: the turn is on the spool when this returns.
 
-    Raises `EngineLost`, `CaptureFailed` or `VersionUnavailable` for an answer that must not end well.
+    Raises `EngineLost`, `TooLarge`, `CaptureFailed` or `VersionUnavailable` for an answer that must not end well.
     """
     ending.record = own(ending.record, turn.caller)
     if ending.record is None and not ending.lost and ending.status < 400:
@@ -217,6 +221,8 @@ async def commit(gateway: Gateway, turn: Progress, ending: Ending) -> None:
         return
     if ending.lost:
         raise EngineLost("The engine went away in mid-answer: try again.")
+    if ending.too_large is not None:
+        raise ending.too_large
     if turn.version is not None and versions not in ([], [turn.version]):
         raise VersionUnavailable("The engine changed its version in mid-answer: try again.")
     if not complete(turns):

@@ -142,6 +142,24 @@ def test_turns_that_outlast_the_drain_are_recorded_and_their_callers_told(tmp_pa
         ]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_above_the_bound_ends_recorded_as_failed_and_its_caller_is_told(tmp_path: Path, stream: bool) -> None:
+    with running(tmp_path, settings={"max_answer_bytes": 1 << 20}) as stack:
+        engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]
+        headers = {"authorization": f"Bearer {stack.key()}"}
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            httpx.post(f"{engine}/stand-in", json={"faults": ["flood"], "tokens": 100}).raise_for_status()
+            asked = {"model": "policy", "messages": HI, "max_tokens": 100, "stream": stream}
+            answer = httpx.post(stack.gateway_url + path, json=asked, headers=headers, timeout=60)
+            body = answer.text.rpartition("data: ")[2] if stream else answer.text
+            assert answer.status_code == (200 if stream else 413)
+            assert "The answer is above 1048576 bytes" in json.loads(body)["error"]["message"]
+            (turn,) = stack.turns(answer.headers["x-request-id"])
+            assert (turn.finish, turn.trainable) == (Finish.ERROR, False)
+            assert turn.answer if stream else turn.output_ids  # as far as it came
+            assert len(answer.content) <= 1 << 20
+
+
 def test_a_client_that_reads_nothing_has_left(tmp_path: Path) -> None:
     with running(tmp_path, settings={"send_seconds": 1}) as stack:
         engine = stack.control("GET", "/v1/fleet").json()["engines"][0]["url"]

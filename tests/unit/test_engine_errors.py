@@ -18,7 +18,7 @@ from serving.gateway.turns import asked
 def answer(status: int) -> EngineAnswer:
     """One that has begun, with this status."""
     connection = SimpleNamespace(status=status, headers={})
-    return EngineAnswer(connection, b"{}", lambda: None)  # type: ignore[arg-type]
+    return EngineAnswer(connection, b"{}", lambda: None, 2)  # type: ignore[arg-type]
 
 
 class Fleet:
