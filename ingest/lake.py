@@ -38,7 +38,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         | _PLACE
     ),
     ERASURES: pa.schema(
-        {"schema": _I, "erasure_id": _S, "target": _S, "target_id": _S, "requested_at": _F} | _PLACE,
+        {"schema": _I, "erasure_id": _S, "target": _S, "digest": _S, "requested_at": _F} | _PLACE,
     ),
     REJECTS: pa.schema({"reason": _S, "size": pa.int64(), "sha256": _S} | _PLACE),
 }

@@ -20,6 +20,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from ingest.config import LogSettings
+from ingest.contracts.erasure import Erasure
 from ingest.embedded_log import retain
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, landed, open_table, read
 from ingest.log import open_log
@@ -102,8 +103,8 @@ def append(table: DeltaTable, name: str, rows: list[Row], upto: Mapping[str, int
 
 
 def _erased(lake: Path) -> Erased:
-    table = read(lake, ERASURES).to_table(columns=["target", "target_id"])
-    return Erased(set(zip(table["target"].to_pylist(), table["target_id"].to_pylist(), strict=True)))
+    columns = ["erasure_id", "target", "digest", "requested_at"]
+    return Erased(Erasure(**row) for row in read(lake, ERASURES).to_table(columns=columns).to_pylist())
 
 
 def _compact(table: DeltaTable) -> None:

@@ -6,11 +6,12 @@ forgotten becomes nothing.
 """
 
 import hashlib
+from collections.abc import Iterable
 
 import msgspec
 import pyarrow as pa
 
-from ingest.contracts.erasure import Erasure
+from ingest.contracts.erasure import TARGETS, Erasure, erasable, erasure_digest
 from ingest.contracts.errors import ContractError
 from ingest.contracts.events import Event, Record, decode_event
 from ingest.contracts.feedback import Feedback
@@ -22,26 +23,29 @@ Row = tuple[Record, Event | str]
 
 
 class Erased:
-    """Who is forgotten: (`subject` or `session`, keyed hash)."""
+    """What is forgotten: the erasures by their digests."""
 
-    def __init__(self, targets: set[tuple[str, str]]) -> None:
-        self._targets = targets
+    def __init__(self, erasures: Iterable[Erasure] = ()) -> None:
+        self._erasures = {erasure.digest: erasure for erasure in erasures}
 
-    def add(self, erasure: Erasure) -> None:
-        """From now on its target is forgotten."""
-        self._targets.add((erasure.target, erasure.target_id))
+    def add(self, erasure: Erasure) -> bool:
+        """From now on its target is forgotten; whether that is new."""
+        return self._erasures.setdefault(erasure.digest, erasure) is erasure
 
-    def covers(self, event: Event | str) -> bool:
-        """Whether the event is about somebody, or a session, that is forgotten."""
-        if isinstance(event, Turn):
-            return ("subject", event.subject) in self._targets or ("session", event.session_id) in self._targets
-        if isinstance(event, Feedback):
-            return ("subject", event.subject) in self._targets or (event.target, event.target_id) in self._targets
-        return False
+    def covering(self, event: Turn | Feedback) -> Erasure | None:
+        """The erasure that the event falls under. Nothing is hashed where nobody is forgotten."""
+        if not self._erasures:
+            return None
+        digests = (erasure_digest(*pair) for pair in erasable(event))
+        return next((self._erasures[digest] for digest in digests if digest in self._erasures), None)
 
 
 def sort(batch: list[Record], erased: Erased) -> tuple[dict[str, list[Row]], int]:
-    """Rows by table, and how many events were dropped as erased. Erasures in the batch count for all of it."""
+    """Rows by table, and how many events were dropped as erased. Erasures in the batch count for all of it.
+
+    A turn that is dropped leaves an erasure of itself in its place: feedback on it does not land either, whoever sends
+    it and whenever it comes.
+    """
     rows: dict[str, list[Row]] = {name: [] for name in SCHEMAS}
     for record in batch:
         try:
@@ -53,9 +57,19 @@ def sort(batch: list[Record], erased: Erased) -> tuple[dict[str, list[Row]], int
         if isinstance(event, Erasure):
             erased.add(event)
     covered = 0
-    for name in (TURNS, FEEDBACK):
-        kept = [row for row in rows[name] if not erased.covers(row[1])]
-        covered += len(rows[name]) - len(kept)
+    for name in (TURNS, FEEDBACK):  # a batch's dropped turns count for its feedback
+        kept: list[Row] = []
+        for record, about in rows[name]:
+            assert isinstance(about, Turn | Feedback)
+            erasure = erased.covering(about)
+            if erasure is None:
+                kept.append((record, about))
+                continue
+            covered += 1
+            if isinstance(about, Turn):
+                gone = msgspec.structs.replace(erasure, target="turn", digest=erasure_digest("turn", about.turn_id))
+                if erased.add(gone):
+                    rows[ERASURES].append((record, gone))
         rows[name] = kept
     for name in (TURNS, FEEDBACK, ERASURES):
         rows[name], unfit = _split_by_fit(name, rows[name])
@@ -71,8 +85,8 @@ def to_arrow(name: str, rows: list[Row], now: float) -> pa.Table:
 
 def _decode(payload: bytes) -> Event:
     event = decode_event(payload)
-    if isinstance(event, Erasure) and (event.target not in ("subject", "session") or not event.target_id):
-        raise ContractError("an erasure must name a subject or a session")
+    if isinstance(event, Erasure) and (event.target not in TARGETS or not event.digest):
+        raise ContractError("an erasure must name a subject, a session or a turn")
     return event
 
 

@@ -1,7 +1,7 @@
 """Small valid events for tests of the log and the lake."""
 
 from ingest.contracts.arrays import pack_ids, pack_logprobs
-from ingest.contracts.erasure import Erasure
+from ingest.contracts.erasure import Erasure, erasure_digest
 from ingest.contracts.feedback import Feedback, Kind
 from ingest.contracts.turn import Finish, Span, Turn
 
@@ -48,4 +48,6 @@ def accept(feedback_id: str, turn_id: str, subject: str = "subject") -> Feedback
 
 def forget(subject: str) -> Erasure:
     """An erasure of a subject."""
-    return Erasure(erasure_id=f"erase-{subject}", target="subject", target_id=subject, requested_at=4.0)
+    return Erasure(
+        erasure_id=f"erase-{subject}", target="subject", digest=erasure_digest("subject", subject), requested_at=4.0
+    )

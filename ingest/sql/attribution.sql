@@ -28,7 +28,7 @@ WITH heard AS (
     FROM lake_feedback f
     LEFT JOIN kept k ON f.spool_id = k.spool_id AND f.sequence = k.sequence
     WHERE f.received_at <= $cut
-        AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'subject' AND e.target_id = f.subject)
+        AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('subject', f.subject))
 ),
 aimed AS (
     SELECT

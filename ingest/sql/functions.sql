@@ -7,6 +7,9 @@ CREATE MACRO get_json_object(document, path) AS
 
 CREATE MACRO explode(list) AS unnest(list);
 
+-- As `ingest.contracts.erasure` has it.
+CREATE MACRO erasure_digest(target, id) AS sha256(target || ':' || id);
+
 CREATE MACRO fingerprint(bytes) AS hash(bytes);
 
 CREATE MACRO first_version(spans) AS spans[1].version;

@@ -22,8 +22,8 @@ SELECT
     p.turn_id, p.sample, p.started_at, p.finished_at,
     CASE
         WHEN coalesce(t.untrainable_reason, '') <> 'opted out'
-            AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'subject' AND e.target_id = t.subject)
-            AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'session' AND e.target_id = t.session_id)
+            AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('subject', t.subject))
+            AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('session', t.session_id))
             THEN read_tail(t.dialect, t.request)
     END AS tail
 FROM placed p JOIN lake_turns t ON p.child_id = t.turn_id AND t.sample = 0

@@ -7,8 +7,8 @@ WITH known AS (
         *,
         arm = 'evaluation'
             OR coalesce(untrainable_reason, '') = 'opted out'
-            OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'subject' AND e.target_id = t.subject)
-            OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.target = 'session' AND e.target_id = t.session_id)
+            OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('subject', t.subject))
+            OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('session', t.session_id))
             AS unread,
         finish IN ('abort', 'error', 'engine_lost') AS cut_short
     FROM lake_turns t

@@ -23,7 +23,7 @@ def work(thread):
     i = 0
     while True:
         name = f"{thread}-{i}"
-        [sequence] = spool.append_sync([Erasure(erasure_id=name, target="subject", target_id="s", requested_at=1.0)])
+        [sequence] = spool.append_sync([Erasure(erasure_id=name, target="subject", digest="s", requested_at=1.0)])
         sys.stdout.write(f"{sequence} {name}\\n"); sys.stdout.flush()
         i += 1
 for thread in range(8):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ingest.attribution import AttributionReport, Cut, Rate, attribute, attributed, joined
 from ingest.config import AttributionSettings, RewardSettings
+from ingest.contracts.erasure import erasure_digest
 from ingest.lake import SCHEMAS
 from ingest.rewards import explain, specification_digest
 from tests.lakes import feedback, land, turn
@@ -193,7 +194,12 @@ def test_an_erased_turn_is_censored_and_an_erased_subject_unheard(tmp_path: Path
     land(tmp_path, "turns", turn("a", subject="gone"), turn("b", session_id="gone"), turn("c"))
     land(tmp_path, "feedback", feedback("a"), feedback("b"), feedback("c", subject="gone"))
     for target in ("subject", "session"):
-        erasure = {"erasure_id": target, "target": target, "target_id": "gone", "requested_at": 0.0}
+        erasure = {
+            "erasure_id": target,
+            "target": target,
+            "digest": erasure_digest(target, "gone"),
+            "requested_at": 0.0,
+        }
         land(tmp_path, "erasures", erasure | {"spool_id": "s", "sequence": 1, "landed_at": 0.0})
     found = states(tmp_path)
     assert (found["a"][0], found["b"][0], found["c"][0]) == ("censored", "censored", "silent")
@@ -392,7 +398,7 @@ def test_the_join_equals_the_slow_version_in_any_order(
     tables = {
         "turns": table("turns", turns),
         "feedback": table("feedback", said),
-        "erasures": table("erasures", [{"target": t, "target_id": i} for t, i in erased]),
+        "erasures": table("erasures", [{"target": t, "digest": erasure_digest(t, i)} for t, i in erased]),
     }
     with joined(tables, "p", rules, REWARDS, Cut(cut, watermark), used) as join:
         rows = join.execute("SELECT turn_id, sample, state, revision, reward, ready FROM attributed").fetchall()

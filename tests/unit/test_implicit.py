@@ -8,6 +8,7 @@ import pytest
 
 from ingest.attribution import Cut, RuleRate, attribute, attributed
 from ingest.config import AttributionSettings, ImplicitSettings, RewardSettings
+from ingest.contracts.erasure import erasure_digest
 from ingest.dissatisfaction import complains
 from ingest.formats import Result
 from ingest.implicit import ClassifierError, identify, is_error
@@ -242,7 +243,12 @@ def test_nothing_is_read_of_who_opted_out_or_was_forgotten(tmp_path: Path) -> No
         talk("e2", complaint, says("Oh."), 105, subject="eve", session_id="gone"),
     )
     for target in ("subject", "session"):
-        erasure = {"erasure_id": target, "target": target, "target_id": "gone", "requested_at": 0.0}
+        erasure = {
+            "erasure_id": target,
+            "target": target,
+            "digest": erasure_digest(target, "gone"),
+            "requested_at": 0.0,
+        }
         land(tmp_path, "erasures", erasure | {"spool_id": "s", "sequence": 1, "landed_at": 0.0})
     assert signals(tmp_path) == {}
 

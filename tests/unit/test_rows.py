@@ -3,7 +3,7 @@
 import msgspec
 
 from ingest.contracts.arrays import unpack_ids
-from ingest.contracts.erasure import Erasure
+from ingest.contracts.erasure import Erasure, erasure_digest
 from ingest.contracts.events import Event, Record, encode_event
 from ingest.contracts.turn import Span
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS
@@ -24,7 +24,7 @@ def test_every_field_of_every_event_has_a_column():
 
 
 def test_a_turn_keeps_its_bytes():
-    rows, _ = sort(records(turn("t", tokens=6, weight_versions=(Span("v1", 0, 2), Span("v2", 2, 6)))), Erased(set()))
+    rows, _ = sort(records(turn("t", tokens=6, weight_versions=(Span("v1", 0, 2), Span("v2", 2, 6)))), Erased())
     [row] = to_arrow(TURNS, rows[TURNS], 9.0).to_pylist()
     assert list(unpack_ids(row["output_ids"])) == list(range(6))
     assert row["weight_versions"] == [
@@ -38,7 +38,7 @@ def test_a_turn_keeps_its_bytes():
 def test_what_is_no_event_is_rejected_with_its_place_and_a_reason():
     broken = turn("broken", weight_versions=(Span("base", 0, 3),))
     too_large = turn("too large", sample=1 << 40)
-    nobody = Erasure(erasure_id="e", target="subject", target_id="", requested_at=1.0)
+    nobody = Erasure(erasure_id="e", target="subject", digest="", requested_at=1.0)
     batch = records(
         b"\xc1 not MessagePack",
         msgspec.msgpack.encode({"type": "unheard of"}),
@@ -47,7 +47,7 @@ def test_what_is_no_event_is_rejected_with_its_place_and_a_reason():
         too_large,
         nobody,
     )
-    rows, erased = sort(batch, Erased(set()))
+    rows, erased = sort(batch, Erased())
     assert erased == 0
     assert [record.sequence for record, _ in rows[TURNS]] == [4]
     rejects = to_arrow(REJECTS, rows[REJECTS], 0.0).to_pylist()
@@ -59,10 +59,15 @@ def test_the_erased_do_not_land_not_even_from_before_their_erasure_in_the_same_b
     batch = records(
         turn("a", subject="gone"),
         accept("f", "a", subject="gone"),
+        accept("g", "c", subject="another sender"),
         forget("gone"),
         turn("b", subject="stays"),
         turn("c", subject="x", session="gone session"),
     )
-    rows, erased = sort(batch, Erased({("session", "gone session")}))
+    session = Erasure(
+        erasure_id="e", target="session", digest=erasure_digest("session", "gone session"), requested_at=1.0
+    )
+    rows, erased = sort(batch, Erased([session]))
     assert [event.turn_id for _, event in rows[TURNS]] == ["b"]  # type: ignore[union-attr]
-    assert (rows[FEEDBACK], erased, len(rows[ERASURES])) == ([], 3, 1)
+    assert (rows[FEEDBACK], erased) == ([], 4)
+    assert [event.target for _, event in rows[ERASURES]] == ["subject", "turn", "turn"]  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ from ingest.spool import (
 
 
 def erasure(name: str) -> Erasure:
-    return Erasure(erasure_id=name, target="subject", target_id=name, requested_at=1.0)
+    return Erasure(erasure_id=name, target="subject", digest=name, requested_at=1.0)
 
 
 def sealed_events(folder: SpoolFolder) -> list[tuple[int, str]]:
