@@ -1,4 +1,4 @@
-"""Settings of the ingest stages: the log, attribution, rewards, datasets and their gate."""
+"""Settings of the ingest stages: the log, the lake, attribution, rewards, datasets and their gate."""
 
 from typing import Literal
 
@@ -44,6 +44,30 @@ class LogSettings(BaseModel):
         default=3600.0,
         gt=0,
         description="Kafka: a spool not heard from for this long no longer holds back the settling of turns.",
+    )
+
+
+class LakeSettings(BaseModel):
+    """How often the lake is looked after, and how long it keeps what only the past needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    upkeep_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Landing looks after the lake when the last time is this long ago: small files become large ones, "
+        "old ones go.",
+    )
+    old_files_hours: int = Field(
+        default=24,
+        ge=1,
+        description="Files of the lake that newer ones replaced stay this long, for readers that began before.",
+    )
+    reproducible_days: float = Field(
+        default=30.0,
+        gt=0,
+        description="A dataset can be frozen again, byte for byte, from the lake for this long after its cut; an "
+        "erasure ends it earlier.",
     )
 
 

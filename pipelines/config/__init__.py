@@ -14,7 +14,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from evaluation.config import EvaluationSettings
-from ingest.config import AttributionSettings, DatasetSettings, GateSettings, LogSettings, RewardSettings
+from ingest.config import (
+    AttributionSettings,
+    DatasetSettings,
+    GateSettings,
+    LakeSettings,
+    LogSettings,
+    RewardSettings,
+)
 from pipelines.config.reading import read
 from promotion.config import PromotionSettings
 from serving.config import ControlSettings, GatewaySettings, RedactionSettings
@@ -158,6 +165,7 @@ class Config(_Model):
     control: ControlConfig = Field(default=ControlConfig())
     mlflow: MlflowConfig = Field(default=MlflowConfig())
     log: LogConfig = Field(default=LogConfig())
+    lake: LakeSettings = Field(default=LakeSettings())
     promotion: PromotionSettings = Field(default=PromotionSettings())
     engines: tuple[EngineConfig, ...] = Field(default=())
     policies: dict[str, PolicyConfig] = Field(default={})
