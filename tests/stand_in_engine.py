@@ -39,7 +39,8 @@ from ingest.contracts.arrays import pack_ids, pack_logprobs
 from ingest.contracts.fleet import Assignment, EngineState, Heartbeat
 from ingest.contracts.tap import LENGTH_HEADER, REQUEST_HEADER, STREAM_EVENT, TapCall, TapRecord, TapSample, encode_tap
 from ingest.contracts.turn import Span
-from tests.stand_in_formats import FORMATS, Format, Output
+from tests.stand_in_answers import Format, Output
+from tests.stand_in_formats import FORMATS
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "max_tokens")
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
