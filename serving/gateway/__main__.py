@@ -7,12 +7,14 @@ is one sentence, and exit code 2.
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from ingest.config import LogSettings
 from serving.config import GatewaySettings
+from serving.gateway.app import App
 from serving.gateway.server import serve
 from serving.gateway.workers import CannotStart
 
@@ -27,18 +29,24 @@ def main(arguments: list[str] | None = None) -> int:
         settings = GatewaySettings()
         if options.settings:
             settings = GatewaySettings.model_validate_json(options.settings.read_bytes())
-        serve(
-            host=options.host,
-            port=options.port,
-            admin_port=options.admin_port,
-            workers=options.workers,
+        application = partial(
+            App,
+            settings=settings,
             control=options.control,
             control_token=_secret("EVERLOOP_CONTROL_TOKEN"),
             hash_secret=bytes.fromhex(_secret("EVERLOOP_HASH_SECRET")),
             spool=options.spool,
             log=LogSettings(**{name: getattr(options, name) for name in _LOG}),
             snapshot=options.snapshot or options.spool.parent / "gateway-snapshot.json",
-            settings=settings,
+            workers=options.workers,
+        )
+        serve(
+            application,
+            settings,
+            host=options.host,
+            port=options.port,
+            admin_port=options.admin_port,
+            workers=options.workers,
         )
     except (CannotStart, ValidationError, OSError, ValueError) as error:
         print(f"everloop gateway: {_sentence(error)}", file=sys.stderr)

@@ -15,13 +15,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from math import ceil
-from pathlib import Path
 from typing import cast
 
 import uvicorn
 import uvloop
 
-from ingest.config import LogSettings
 from ingest.contracts.process_logs import structured
 from ingest.spool import SpoolError
 from serving.config import GatewaySettings
@@ -70,20 +68,15 @@ def most_connections() -> int:
 
 
 def serve(
+    application: Callable[[], App],
+    settings: GatewaySettings,
     *,
     host: str,
     port: int,
     admin_port: int | None,
     workers: int,
-    control: str,
-    control_token: str,
-    hash_secret: bytes,
-    spool: Path,
-    log: LogSettings,
-    snapshot: Path,
-    settings: GatewaySettings,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. Raises `CannotStart`."""
+    """Serves, with one application in each worker, until SIGTERM or SIGINT. Raises `CannotStart`."""
     structured()
     if workers < 1:
         raise CannotStart("--workers must be at least 1")
@@ -93,16 +86,7 @@ def serve(
     most = most_connections()
 
     def work(index: int) -> None:
-        app = App(
-            settings=settings,
-            control=control,
-            control_token=control_token,
-            hash_secret=hash_secret,
-            spool=spool,
-            log=log,
-            snapshot=snapshot,
-            workers=workers,
-        )
+        app = application()
 
         def protocol() -> type[Protocol]:
             return bounded(settings.body_seconds, most, lambda code: app.gateway.metrics.refused(code))
