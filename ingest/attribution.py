@@ -8,7 +8,8 @@ holds the few functions whose names differ, so that the same text can run on Spa
 of the session that had begun when it was received, undivided; by a turn, of the same key and subject, and of a session
 that nobody named those turns only that the turn went on from, or that went on from it), its sender's key made the turn
 or is trusted, and it was received at most `window_seconds` after the turn's end; before the turn's own arrival is as
-good as after. Of events with the same (key, feedback id) the first received counts. Of counted signals with the same
+good as after. Of events with the same (key, feedback id) the first received counts; one that says something else is
+**conflicting**, and the report tells how many are. Of counted signals with the same
 source and target that answer the same question (accept and reject are answers to one, every other kind is its own) the
 last received counts, the others are revised. An implicit signal is one of its turn, in the turn's own name; it counts
 where its rule has a number. A turn's **feedback revision** is the number of signals that counted or were revised: it
@@ -30,6 +31,7 @@ is settled, trainable, in no accepted dataset yet, and fresh (`fresh_seconds`, `
 Invariant: the result depends on the events, the cut and the watermark, and on nothing else.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,10 +47,12 @@ from ingest.datasets import used_turns
 from ingest.implicit import Classifier, identify, register
 from ingest.lake import ERASURES, FEEDBACK, TURNS, open_table, read
 
+logger = logging.getLogger(__name__)
 STATES = ("open", "settled", "silent", "censored", "superseded")
 
 _SQL = Path(__file__).parent / "sql"
 _SCRIPTS = ("functions.sql", "turns.sql", "implicit.sql", "attribution.sql")
+_CONFLICTING = "SELECT count(DISTINCT feedback_id) FROM signal WHERE status = 'conflicting'"
 _TABLES = (TURNS, FEEDBACK, ERASURES)
 
 
@@ -95,6 +99,8 @@ class AttributionReport(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     counts: dict[str, int]
     ready: int
+    conflicting: int
+    """Feedback ids that came again with other content, which does not count: idempotency keys that were used twice."""
     rates: tuple[Rate, ...]
     implicit: tuple[RuleRate, ...]
     classifier: Classifier
@@ -116,10 +122,16 @@ def attribute(
     used = used_turns(used_datasets, policy)
     with attributed(lake, policy, settings, rewards, Cut(now, watermark), used) as join:
         (ready,) = join.execute("SELECT count(*) FROM attributed WHERE ready").fetchone() or (0,)
+        (conflicting,) = join.execute(_CONFLICTING).fetchone() or (0,)
+        if conflicting:
+            logger.warning(
+                "feedback of %d idempotency keys came again with other content: the first counts", conflicting
+            )
         return AttributionReport(
             policy=policy,
             counts=state_counts(join),
             ready=ready,
+            conflicting=conflicting,
             rates=response_rates(join),
             implicit=rule_rates(join),
             classifier=identify(rewards.implicit),

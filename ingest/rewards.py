@@ -26,9 +26,9 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     """What one signal did to one turn's reward.
 
     `status`: `counted`; `revised` (a later one of the same source took its place), `duplicate` (sent twice),
-    `unauthorised` (the sender's key did not make the turn), `late` (after the window), `worthless` (no number: a
-    comment, an edit of an answer that is not known, an implicit signal whose rule has none). `contribution` is 0 unless
-    counted.
+    `conflicting` (with the idempotency key of another one, but not its content), `unauthorised` (the sender's key did
+    not make the turn), `late` (after the window), `worthless` (no number: a comment, an edit of an answer that is not
+    known, an implicit signal whose rule has none). `contribution` is 0 unless counted.
     """
 
     feedback_id: str

@@ -38,7 +38,7 @@ class ImplicitRule(StrEnum):
 
 
 class Feedback(msgspec.Struct, frozen=True, kw_only=True, tag="feedback", omit_defaults=True):
-    """One signal, append-only and idempotent by `(key_id, feedback_id)`.
+    """One signal, append-only and idempotent by `(key_id, feedback_id)`: the first received counts.
 
     It may come before its turn; a later one of the same kind, source and target revises an earlier one.
     Whether `key_id` may speak for the target is decided in the join. Times are Unix seconds.

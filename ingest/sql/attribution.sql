@@ -22,13 +22,21 @@ WITH heard AS (
     SELECT
         f.feedback_id, f.key_id AS sender, f.target, f.target_id, f.sample, f.kind, f.source, f.value,
         f.occurred_at, f.received_at, f.spool_id, f.sequence, k.share,
-        row_number() OVER (
-            PARTITION BY f.key_id, f.feedback_id ORDER BY f.received_at, f.spool_id, f.sequence
-        ) AS copy
+        CASE
+            WHEN row_number() OVER sent = 1 THEN 'first'
+            WHEN f.target = first_value(f.target) OVER sent AND f.target_id = first_value(f.target_id) OVER sent
+                AND f.sample = first_value(f.sample) OVER sent AND f.kind = first_value(f.kind) OVER sent
+                AND f.value IS NOT DISTINCT FROM first_value(f.value) OVER sent
+                AND f.text IS NOT DISTINCT FROM first_value(f.text) OVER sent
+                AND f.source = first_value(f.source) OVER sent AND f.subject = first_value(f.subject) OVER sent
+                THEN 'duplicate'
+            ELSE 'conflicting'
+        END AS copy
     FROM lake_feedback f
     LEFT JOIN kept k ON f.spool_id = k.spool_id AND f.sequence = k.sequence
     WHERE f.received_at <= $cut
         AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('subject', f.subject))
+    WINDOW sent AS (PARTITION BY f.key_id, f.feedback_id ORDER BY f.received_at, f.spool_id, f.sequence)
 ),
 aimed AS (
     SELECT
@@ -66,7 +74,7 @@ aimed AS (
     SELECT
         turn_id, sample, key_id, closes_at, feedback_id, key_id AS sender, 'turn' AS target, rule AS kind,
         source, value, CAST(NULL AS DOUBLE) AS share, worth, occurred_at, received_at, '' AS spool_id, 0 AS sequence,
-        1 AS copy
+        'first' AS copy
     FROM implicit
 ),
 valued AS (
@@ -88,8 +96,8 @@ judged AS (
     SELECT
         *,
         CASE
-            WHEN copy > 1 THEN 'duplicate'
             WHEN sender <> key_id AND sender NOT IN (SELECT t.key_id FROM trusted t) THEN 'unauthorised'
+            WHEN copy <> 'first' THEN copy
             WHEN received_at > closes_at THEN 'late'
             WHEN contribution IS NULL THEN 'worthless'
             ELSE 'counted'

@@ -7,6 +7,10 @@
 when they are joined. A session is named as in `x-everloop-session`; one that has no name there, for it is known by its
 conversation, as the session of any of its turns, by that turn's id.
 
+A signal is safe to send again with its `idempotency_key`: the first that came counts. One that says something else gets
+its 202, too, for no gateway knows what another one took; the join counts it as conflicting, and reports it. To revise a
+signal, send one with another `idempotency_key`, or with none.
+
 `source` is `user`, `application`, `simulator`, or `implicit:<rule>` where the application watched its user and guessed.
 The sources of the signals that everloop computes itself are refused: what bears them was computed.
 """

@@ -279,6 +279,44 @@ def test_signals_become_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("again", "status", "conflicting"),
+    [
+        ({}, "duplicate", 0),
+        ({"occurred_at": 99.0}, "duplicate", 0),
+        ({"kind": "reject"}, "conflicting", 1),
+        ({"value": 0.5}, "conflicting", 1),
+        ({"text": "other"}, "conflicting", 1),
+        ({"subject": "somebody"}, "conflicting", 1),
+        ({"kind": "reject", "key_id": "stranger"}, "unauthorised", 0),
+    ],
+)
+def test_an_idempotency_key_that_comes_again_with_other_content_is_told(
+    again: dict, status: str, conflicting: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first counts, in whatever order they landed; nothing says that the other is a revision."""
+    land(tmp_path, "turns", turn("a"))
+    said = {"feedback_id": "same", "kind": "accept"}
+    land(tmp_path, "feedback", feedback("a", received_at=112, **{**said, **again}))
+    land(tmp_path, "feedback", feedback("a", received_at=111, **said))
+    assert states(tmp_path)["a"] == ("settled", 1, 0.75)
+    assert report(tmp_path).conflicting == conflicting
+    assert ("came again with other content" in caplog.text) == bool(conflicting)
+    told = explain(tmp_path, "p", "a", settings=SETTINGS, rewards=REWARDS, now=1000)
+    assert [each.status for each in told] == ["counted", status]
+
+
+def test_an_idempotency_key_that_comes_again_for_another_turn_conflicts_there(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"), turn("b"))
+    land(
+        tmp_path,
+        "feedback",
+        *(feedback(name, received_at=111 + place, feedback_id="same") for place, name in enumerate("ab")),
+    )
+    assert {name: revision for name, (_, revision, _) in states(tmp_path).items()} == {"a": 1, "b": 0}
+    assert report(tmp_path).conflicting == 1
+
+
+@pytest.mark.parametrize(
     ("dialect", "answer"),
     [
         ("completions", '{"role":"assistant","content":"abcd"}'),
