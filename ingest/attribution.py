@@ -176,7 +176,7 @@ def joined(
         "fresh_seconds": settings.fresh_seconds,
         "fresh_versions": settings.fresh_versions,
         "segment_rule": rule,
-        "segment_path": f"$.metadata.{name}" if name else "$",
+        "segment_path": f"$.{name}" if name else "$",
         **rewards.model_dump(exclude={"segment", "implicit"}),
     }
     worth = rewards.implicit.worth()

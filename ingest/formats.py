@@ -46,10 +46,12 @@ class _Request(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw(b"[]")
     tools: msgspec.Raw = msgspec.Raw(b"[]")
     functions: msgspec.Raw = msgspec.Raw(b"[]")
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 _request = msgspec.json.Decoder(_Request)
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
+_named = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any = msgspec.json.Decoder()
 
 
@@ -58,12 +60,12 @@ class Format(ABC):
 
     def calls(self, answer: str) -> list[Call]:
         """The tools that the answer calls, in order; those that a service runs itself are not among them."""
-        message = _decoded(answer)
+        message = as_json(answer)
         return list(self._calls(message)) if isinstance(message, dict) else []
 
     def text(self, answer: str) -> str | None:
         """What the answer says to its reader; None where no answer is known."""
-        message = _decoded(answer)
+        message = as_json(answer)
         return self._text(message) if isinstance(message, dict) else None
 
     def offered(self, request: str) -> dict[str, dict | None]:
@@ -117,9 +119,9 @@ class Chat(Format):
         return _joined(message.get("content"))
 
     def _offered(self, parts: _Request) -> Iterator[tuple[str, dict | None]]:
-        for tool in _dicts(_decoded(parts.tools)):
+        for tool in _dicts(as_json(parts.tools)):
             yield from _tool(tool.get("function") or tool.get("custom"), "parameters")
-        for function in _dicts(_decoded(parts.functions)):
+        for function in _dicts(as_json(parts.functions)):
             yield from _tool(function, "parameters")
 
     def _conversation(self, parts: _Request) -> msgspec.Raw:
@@ -144,10 +146,10 @@ class Messages(Format):
         return _joined(message.get("content"))
 
     def _offered(self, parts: _Request) -> Iterator[tuple[str, dict | None]]:
-        for tool in _dicts(_decoded(parts.tools)):
+        for tool in _dicts(as_json(parts.tools)):
             yield from _tool(tool, "input_schema")
         if b"tool_addition" in bytes(parts.messages):
-            for message in _dicts(_decoded(parts.messages)):
+            for message in _dicts(as_json(parts.messages)):
                 for block in _dicts(message.get("content")):
                     added = block.get("tool") if block.get("type") == "tool_addition" else None
                     yield from _tool(added.get("definition") if isinstance(added, dict) else None, "input_schema")
@@ -180,9 +182,9 @@ class Responses(Format):
         return "".join(_joined(item.get("content")) for item in _dicts(message.get("output")) if _is_message(item))
 
     def _offered(self, parts: _Request) -> Iterator[tuple[str, dict | None]]:
-        yield from _flat(_dicts(_decoded(parts.tools)))
+        yield from _flat(_dicts(as_json(parts.tools)))
         if b"additional_tools" in bytes(parts.input):
-            for item in _dicts(_decoded(parts.input)):
+            for item in _dicts(as_json(parts.input)):
                 if item.get("type") == "additional_tools":
                     yield from _flat(_dicts(item.get("tools")))
 
@@ -207,7 +209,23 @@ FORMATS: dict[str, Format] = {
 """Every format by the name that `Turn.dialect` has for it."""
 
 
-def _decoded(text: str | msgspec.Raw) -> Any:
+def metadata(request: str) -> dict[str, str]:
+    """The request's metadata, in any format; a value that is no string is its JSON, one that is null is left out."""
+    parts = _parts(request)
+    try:
+        values = _named.decode(parts.metadata) if parts is not None else {}
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return {}
+    texts = {name: as_json(raw) for name, raw in values.items()}
+    return {
+        name: text if isinstance(text, str) else bytes(values[name]).decode()
+        for name, text in texts.items()
+        if text is not None
+    }
+
+
+def as_json(text: str | msgspec.Raw) -> Any:
+    """The value of a JSON text; None where it is none."""
     try:
         return _any.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -227,7 +245,7 @@ def _backwards(conversation: msgspec.Raw) -> Iterator[dict]:
         items = _raws.decode(conversation)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return
-    yield from (item for raw in reversed(items) if isinstance(item := _decoded(raw), dict))
+    yield from (item for raw in reversed(items) if isinstance(item := as_json(raw), dict))
 
 
 def _dicts(value: object) -> list[dict]:

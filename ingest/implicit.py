@@ -1,7 +1,7 @@
 """Implicit signals: what the traffic itself tells about an answer, marked as such and worth nothing by default.
 
-Computed in the attribution join (`sql/implicit.sql`) from the turns of the lake, each time anew: nothing is stored, so
-nothing can be computed twice. Each is a row of `signal` with the rule as its kind, `implicit:<rule>` as its source, and
+Computed in the attribution join (`sql/implicit.sql`) from the turns of the lake, each time anew: no signal is stored,
+so none can be computed twice. What the rules read of texts was taken out of them at landing (`ingest.derived`). Each is a row of `signal` with the rule as its kind, `implicit:<rule>` as its source, and
 a feedback id made of rule, turn and sample. A rule that `policies.X.rewards.implicit` gives no number is shown and
 counted in rates, and changes no state and no reward.
 
@@ -41,10 +41,7 @@ from duckdb.func import SPECIAL
 from ingest.config import ImplicitSettings
 from ingest.contracts.errors import ContractError
 from ingest.contracts.functions import load_function
-from ingest.formats import FORMATS, Call, Result
-from ingest.tool_schemas import fits
-
-_REDACTED = "[REDACTED"
+from ingest.formats import FORMATS, as_json
 
 
 class ClassifierError(Exception):
@@ -70,25 +67,22 @@ def identify(settings: ImplicitSettings) -> Classifier:
 
 
 def register(join: duckdb.DuckDBPyConnection, settings: ImplicitSettings) -> None:
-    """The functions that `implicit.sql` asks of a turn's texts; Spark registers the same ones.
+    """The functions that the SQL asks of texts; Spark registers the same ones.
 
     Raises `ClassifierError`.
     """
     classify = _load(settings.classifier)
 
-    def read_tail(dialect: str, request: str) -> dict[str, Any]:
-        tail = FORMATS[dialect].tail(request) if dialect in FORMATS else None
-        if tail is None:
-            return {"failed": False, "dissatisfied": None}
-        return {
-            "failed": any(is_error(result, settings) for result in tail.results),
-            "dissatisfied": None if tail.said is None else _probability(settings.classifier, classify, tail.said),
-        }
+    def complaint(said: str) -> float:
+        return _probability(settings.classifier, classify, said)
+
+    def failed(result: str) -> bool:
+        return is_error(result, settings)
 
     text: Any = "VARCHAR"
-    join.create_function("tool_calls", tool_calls, [text] * 3, text, null_handling=SPECIAL)
     join.create_function("answer_text", answer_text, [text] * 2, text, null_handling=SPECIAL)
-    join.create_function("read_tail", read_tail, [text] * 2, "STRUCT(failed BOOLEAN, dissatisfied DOUBLE)")
+    join.create_function("complaint", complaint, [text], "DOUBLE")
+    join.create_function("is_error", failed, [text], "BOOLEAN")
 
 
 def answer_text(dialect: str | None, answer: str | None) -> str | None:
@@ -96,46 +90,14 @@ def answer_text(dialect: str | None, answer: str | None) -> str | None:
     return FORMATS[dialect].text(answer) if dialect in FORMATS and answer else None
 
 
-def tool_calls(dialect: str | None, request: str | None, answer: str | None) -> str | None:
-    """`valid` or `invalid`, the answer's tool calls together; None where it has none."""
-    calls = FORMATS[dialect].calls(answer) if dialect in FORMATS and answer else []
-    if not calls:
-        return None
-    offered = FORMATS[dialect].offered(request or "")  # type: ignore[index]
-    return "valid" if all(_is_valid(call, offered) for call in calls) else "invalid"
-
-
-def is_error(result: Result, settings: ImplicitSettings) -> bool:
-    """Whether a tool's result is an error: as the format says, or as its text does where the format has no word."""
-    if result.failed is not None:
-        return result.failed
-    text = result.text.strip()
+def is_error(result: str, settings: ImplicitSettings) -> bool:
+    """Whether a tool's result is an error by its text, where its format has no mark for it."""
+    text = result.strip()
     for prefix in settings.tool_error_prefixes:
         if text.startswith(prefix) and not text[len(prefix) : len(prefix) + 1].isalnum():
             return True
-    value = _json(text) if text.startswith("{") else None
+    value = as_json(text) if text.startswith("{") else None
     return isinstance(value, dict) and any(value.get(key) for key in settings.tool_error_keys)
-
-
-def _is_valid(call: Call, offered: dict[str, dict | None]) -> bool:
-    if call.name not in offered:
-        return False
-    arguments = call.arguments
-    if arguments is None or _REDACTED in str(arguments):  # what was taken out cannot be judged
-        return True
-    if isinstance(arguments, str):
-        arguments = _json(arguments) if arguments.strip() else {}
-    if not isinstance(arguments, dict):
-        return False
-    schema = offered[str(call.name)]
-    return schema is None or fits(arguments, schema)
-
-
-def _json(text: str) -> object:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return None
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """The lake: Delta tables `turns`, `feedback`, `erasures`, `rejects`, in folders of these names.
 
 Columns are the fields of the events of the same name, flat: packed arrays stay binary (`ingest.contracts.arrays`),
-spans are a list of structs, sampling is JSON text, times are Unix seconds. Every row has `spool_id` and `sequence`, its
-identity on the log, and `landed_at`.
+spans are a list of structs, sampling is JSON text, times are Unix seconds. Turns have the columns of
+`ingest.derived.Derived` beside them. Every row has `spool_id` and `sequence`, its identity on the log, and `landed_at`.
 
 How far a table has got is in the table: the spool id is a Delta application id, the sequence its version.
 `turns` is committed last, so what it says is true of all.
@@ -17,10 +17,18 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 TURNS, FEEDBACK, ERASURES, REJECTS = "turns", "feedback", "erasures", "rejects"
+WATERMARKS = "watermarks"
+
+_SPOOL_LIFE_DAYS = 366
+"""A spool's id is remembered for so long after its last event, and after the log's retention."""
+_CONFIGURATION = {"delta.setTransactionRetentionDuration": "interval 400 days", "delta.logRetentionDuration": "interval 31 days"}
 
 _S, _F, _I = pa.string(), pa.float64(), pa.int32()
 _PLACE = {"spool_id": _S, "sequence": pa.int64(), "landed_at": _F}
 _SPANS = pa.list_(pa.struct({"version": _S, "start": _I, "end": _I}))
+
+_DERIVED = {"prompt_digest": pa.binary(), "output_tokens": _I, "answer_hash": _S, "parent_hash": _S, "metadata": _S}
+_TAIL = {"calls": _S, "tail_said": _S, "tail_failed": pa.bool_(), "tail_results": pa.list_(_S)}
 
 SCHEMAS: dict[str, pa.Schema] = {
     TURNS: pa.schema(
@@ -30,6 +38,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         | {"sampling": _S, "finish": _S, "engine_id": _S, "engine_build": _S, "arm": _S, "experiment": _S}
         | {"started_at": _F, "first_token_at": _F, "finished_at": _F, "request": _S, "answer": _S}
         | {"trainable": pa.bool_(), "untrainable_reason": _S}
+        | _DERIVED
+        | _TAIL
         | _PLACE
     ),
     FEEDBACK: pa.schema(
@@ -40,22 +50,45 @@ SCHEMAS: dict[str, pa.Schema] = {
     ERASURES: pa.schema(
         {"schema": _I, "erasure_id": _S, "target": _S, "digest": _S, "requested_at": _F} | _PLACE,
     ),
-    REJECTS: pa.schema({"reason": _S, "size": pa.int64(), "sha256": _S} | _PLACE),
+    REJECTS: pa.schema({"reason": _S, "payload": pa.binary(), "about": pa.list_(_S), "reader": _S} | _PLACE),
+    WATERMARKS: pa.schema(
+        {"partition": _I, "spool_id": _S, "received_at": _F, "closed": pa.bool_(), "landed_at": _F},
+    ),
 }
-"""Table → its Arrow schema. A reject keeps no payload: it stays on the log until retention."""
+"""Table → its Arrow schema.
+
+A reject keeps its bytes, and in `about` the `erasure_digest` of everybody whom they name, as far as they can be read.
+`reader` is the code that could not read them (`ingest.rows.READER`). `watermarks` is Kafka's (`ingest.watermarks`).
+"""
+
+
+class LakeError(Exception):
+    """The lake cannot be used as it is: says why and what to do."""
 
 
 def open_table(lake: Path, name: str) -> DeltaTable:
-    """The table at its newest version; created where it does not exist yet."""
+    """The table at its newest version; created where it does not exist yet.
+
+    Raises `LakeError` where another version of everloop made it."""
     path = lake / name
     if not DeltaTable.is_deltatable(str(path)):
         path.mkdir(parents=True, exist_ok=True)
         try:
-            return DeltaTable.create(path, schema=SCHEMAS[name], mode="error")
+            numbers = [field.name for field in SCHEMAS[name] if pa.types.is_primitive(field.type)]
+            # Statistics are in the log: of numbers only, or it would keep what people wrote, and their names.
+            configuration = _CONFIGURATION | {"delta.dataSkippingStatsColumns": ",".join(numbers)}
+            return DeltaTable.create(path, schema=SCHEMAS[name], mode="error", configuration=configuration)
         except DeltaError:
             if not DeltaTable.is_deltatable(str(path)):  # not even by another process, just now
                 raise
-    return DeltaTable(path)
+    table = DeltaTable(path)
+    missing = set(SCHEMAS[name].names) - {field.name for field in table.schema().fields}
+    if missing:
+        raise LakeError(
+            f"the table {path} has no {', '.join(sorted(missing))}: another version of everloop made it, and everloop "
+            "converts no lake yet; start a new one in another folder"
+        )
+    return table
 
 
 def read(lake: Path, name: str, version: int | None = None) -> pyarrow.dataset.Dataset:

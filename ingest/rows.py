@@ -1,12 +1,14 @@
 """Events as rows of the lake: pure, no clock, no file.
 
-`sort` decides which table each record of a batch belongs to; `to_arrow` makes the rows of one table its columns. What
-does not decode, keep its contract or fit its column becomes a reject with a reason; what belongs to somebody who is
-forgotten becomes nothing.
+`sort` decides which table each record of a batch belongs to, and makes the rows of each table its columns. What does
+not decode, keep its contract or fit its column becomes a reject with its bytes and a reason; what belongs to somebody
+who is forgotten becomes nothing.
 """
 
 import hashlib
 from collections.abc import Iterable
+from importlib.metadata import version
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -16,10 +18,24 @@ from ingest.contracts.errors import ContractError
 from ingest.contracts.events import Event, Record, decode_event
 from ingest.contracts.feedback import Feedback
 from ingest.contracts.turn import Turn
+from ingest.derived import Derived, derive
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS
+
+READER = hashlib.sha256(msgspec.json.encode([version("everloop"), msgspec.json.schema(Event)])).hexdigest()[:16]
+"""Names the code that decodes events: another one may read what this one rejects."""
 
 Row = tuple[Record, Event | str]
 """A record with what it decoded to: an event, or the reason for its rejection."""
+
+
+class Sorted(NamedTuple):
+    """A batch by table, in the tables' schemas."""
+
+    tables: dict[str, pa.Table]
+    covered: int
+    """Events dropped because they were erased."""
+    gone: frozenset[str]
+    """Ids of the turns among them."""
 
 
 class Erased:
@@ -32,21 +48,21 @@ class Erased:
         """From now on its target is forgotten; whether that is new."""
         return self._erasures.setdefault(erasure.digest, erasure) is erasure
 
-    def covering(self, event: Turn | Feedback) -> Erasure | None:
-        """The erasure that the event falls under. Nothing is hashed where nobody is forgotten."""
+    def covering(self, targets: Iterable[tuple[str, str]]) -> Erasure | None:
+        """The erasure that one of the (target, id) falls under. Nothing is hashed where nobody is forgotten."""
         if not self._erasures:
             return None
-        digests = (erasure_digest(*pair) for pair in erasable(event))
+        digests = (erasure_digest(*pair) for pair in targets)
         return next((self._erasures[digest] for digest in digests if digest in self._erasures), None)
 
 
-def sort(batch: list[Record], erased: Erased) -> tuple[dict[str, list[Row]], int]:
-    """Rows by table, and how many events were dropped as erased. Erasures in the batch count for all of it.
+def sort(batch: list[Record], erased: Erased, now: float) -> Sorted:
+    """The batch by table. Erasures in it count for all of it; they are added to `erased`.
 
     A turn that is dropped leaves an erasure of itself in its place: feedback on it does not land either, whoever sends
     it and whenever it comes.
     """
-    rows: dict[str, list[Row]] = {name: [] for name in SCHEMAS}
+    rows: dict[str, list[Row]] = {name: [] for name in (TURNS, FEEDBACK, ERASURES, REJECTS)}
     for record in batch:
         try:
             event = _decode(record.payload)
@@ -57,29 +73,36 @@ def sort(batch: list[Record], erased: Erased) -> tuple[dict[str, list[Row]], int
         if isinstance(event, Erasure):
             erased.add(event)
     covered = 0
+    gone: set[str] = set()
     for name in (TURNS, FEEDBACK):  # a batch's dropped turns count for its feedback
         kept: list[Row] = []
         for record, about in rows[name]:
             assert isinstance(about, Turn | Feedback)
-            erasure = erased.covering(about)
+            erasure = erased.covering(erasable(about))
             if erasure is None:
                 kept.append((record, about))
                 continue
             covered += 1
             if isinstance(about, Turn):
-                gone = msgspec.structs.replace(erasure, target="turn", digest=erasure_digest("turn", about.turn_id))
-                if erased.add(gone):
-                    rows[ERASURES].append((record, gone))
+                gone.add(about.turn_id)
+                itself = msgspec.structs.replace(erasure, target="turn", digest=erasure_digest("turn", about.turn_id))
+                if erased.add(itself):
+                    rows[ERASURES].append((record, itself))
         rows[name] = kept
+    tables: dict[str, pa.Table] = {}
     for name in (TURNS, FEEDBACK, ERASURES):
-        rows[name], unfit = _split_by_fit(name, rows[name])
+        tables[name], unfit = _fitting(name, rows[name], now)
         rows[REJECTS] += unfit
-    return rows, covered
+    kept = [row for row in rows[REJECTS] if erased.covering(_named(row[0].payload)) is None]
+    covered += len(rows[REJECTS]) - len(kept)
+    tables[REJECTS] = to_arrow(REJECTS, kept, now)
+    return Sorted(tables, covered, frozenset(gone))
 
 
 def to_arrow(name: str, rows: list[Row], now: float) -> pa.Table:
     """Rows of one table in its schema. Raises `pa.ArrowException` or `OverflowError` where a value does not fit."""
-    columns = [pa.array(_column(field.name, rows, now), type=field.type) for field in SCHEMAS[name]]
+    derived = [derive(event) for _, event in rows if isinstance(event, Turn)]
+    columns = [pa.array(_column(field.name, rows, derived, now), type=field.type) for field in SCHEMAS[name]]
     return pa.table(columns, schema=SCHEMAS[name])
 
 
@@ -94,29 +117,37 @@ def _table_of(event: Event) -> str:
     return TURNS if isinstance(event, Turn) else FEEDBACK if isinstance(event, Feedback) else ERASURES
 
 
-def _split_by_fit(name: str, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """All at once where all fit, as they nearly always do; else one by one."""
-    if _misfit(name, rows) is None:
-        return rows, []
+def _fitting(name: str, rows: list[Row], now: float) -> tuple[pa.Table, list[Row]]:
+    """The rows that fit, all at once where all do, as they nearly always do; and those that do not, as rejects."""
+    try:
+        return to_arrow(name, rows, now), []
+    except (pa.ArrowException, OverflowError):
+        pass
     fit: list[Row] = []
     unfit: list[Row] = []
     for row in rows:
-        if (misfit := _misfit(name, [row])) is None:
+        try:
+            to_arrow(name, [row], now)
             fit.append(row)
-        else:
-            unfit.append((row[0], f"a value does not fit table {name}: {misfit}"))
-    return fit, unfit
+        except (pa.ArrowException, OverflowError) as error:
+            unfit.append((row[0], f"a value does not fit table {name}: {type(error).__name__}"))
+    return to_arrow(name, fit, now), unfit
 
 
-def _misfit(name: str, rows: list[Row]) -> str | None:
+def _named(payload: bytes) -> list[tuple[str, str]]:
+    """(target, id) of whom a reject is about, as far as it can be read."""
     try:
-        to_arrow(name, rows, 0.0)
-    except (pa.ArrowException, OverflowError) as error:
-        return type(error).__name__
-    return None
+        found = msgspec.msgpack.decode(payload)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return []
+    if not isinstance(found, dict):
+        return []
+    pairs = [("subject", found.get("subject")), ("session", found.get("session_id")), ("turn", found.get("turn_id"))]
+    pairs.append(("session" if found.get("target") == "session" else "turn", found.get("target_id")))
+    return [(target, value) for target, value in pairs if value and isinstance(value, str)]
 
 
-def _column(column: str, rows: list[Row], now: float) -> list:
+def _column(column: str, rows: list[Row], derived: list[Derived], now: float) -> list:
     match column:
         case "spool_id" | "sequence":
             return [getattr(record, column) for record, _ in rows]
@@ -128,9 +159,13 @@ def _column(column: str, rows: list[Row], now: float) -> list:
             return [msgspec.json.encode(getattr(turn, column)).decode() for _, turn in rows]
         case "reason":
             return [reason for _, reason in rows]
-        case "size":
-            return [len(record.payload) for record, _ in rows]
-        case "sha256":
-            return [hashlib.sha256(record.payload).hexdigest() for record, _ in rows]
+        case "payload":
+            return [record.payload for record, _ in rows]
+        case "about":
+            return [[erasure_digest(*pair) for pair in _named(record.payload)] for record, _ in rows]
+        case "reader":
+            return [READER] * len(rows)
+        case _ if column in Derived._fields:
+            return [getattr(columns, column) for columns in derived]
         case _:
             return [getattr(event, column) for _, event in rows]

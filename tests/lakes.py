@@ -1,6 +1,7 @@
 """Small lakes for tests: turns and feedback written as landing writes them."""
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from ingest.contracts.arrays import pack_ids, pack_logprobs
+from ingest.contracts.turn import Turn
+from ingest.derived import derive
 from ingest.lake import SCHEMAS, open_table
 
 _sequence = itertools.count(1)
@@ -72,4 +75,17 @@ def feedback(target_id: str, kind: str = "accept", **changes: Any) -> dict[str, 
 
 def land(lake: Path, table: str, *rows: dict[str, Any]) -> None:
     """Append rows to a table of the lake."""
-    write_deltalake(open_table(lake, table), pa.Table.from_pylist(list(rows), schema=SCHEMAS[table]), mode="append")
+    write_deltalake(open_table(lake, table), as_arrow(table, rows), mode="append")
+
+
+def as_arrow(table: str, rows: Iterable[dict[str, Any]]) -> pa.Table:
+    """Rows of a table, with the columns that landing derives."""
+    if table == "turns":
+        rows = [row | derive(as_event(row))._asdict() for row in rows]
+    return pa.Table.from_pylist(list(rows), schema=SCHEMAS[table])
+
+
+def as_event(row: dict[str, Any]) -> Turn:
+    """The event that the turn landed from, as far as a row of `turn` tells."""
+    known = {name: row[name] for name in Turn.__struct_fields__ if name in row}
+    return Turn(**known | {"sampling": {}, "weight_versions": (), "engine_id": ""})

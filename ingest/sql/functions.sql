@@ -1,6 +1,6 @@
 -- What the join needs and DuckDB names otherwise: the names are Spark's, or ours where Spark has none.
--- Spark registers `fingerprint` (xxhash64), `first_version` and `from_end` (try_element_at) in the same way. What reads the
--- wire formats is Python's (`ingest/implicit.py`): tool_calls, answer_text, read_tail.
+-- Spark registers `first_version` and `from_end` (try_element_at) in the same way. What reads the
+-- wire formats is Python's (`ingest/implicit.py`): answer_text, complaint, is_error.
 
 CREATE MACRO get_json_object(document, path) AS
     CASE WHEN json_valid(document) THEN json_extract_string(document, path) END;
@@ -9,8 +9,6 @@ CREATE MACRO explode(list) AS unnest(list);
 
 -- As `ingest.contracts.erasure` has it.
 CREATE MACRO erasure_digest(target, id) AS sha256(target || ':' || id);
-
-CREATE MACRO fingerprint(bytes) AS hash(bytes);
 
 CREATE MACRO first_version(spans) AS spans[1].version;
 

@@ -3,9 +3,7 @@
 -- The request that goes on from each turn. A turn's samples share its request.
 CREATE TEMP TABLE follow_up AS
 WITH child AS (
-    SELECT
-        turn_id AS child_id, started_at, finished_at,
-        from_end(prefix_hashes, CASE WHEN answer <> '' THEN 3 ELSE 2 END) AS after_answer
+    SELECT turn_id AS child_id, started_at, finished_at, parent_hash
     FROM lake_turns
     WHERE sample = 0 AND arm <> 'evaluation' AND finished_at <= least($cut, $watermark)
 ),
@@ -15,19 +13,26 @@ placed AS (
         row_number() OVER (
             PARTITION BY c.child_id ORDER BY abs(c.started_at - p.finished_at), p.turn_id, p.sample
         ) AS place
-    FROM child c JOIN turn p ON c.after_answer = p.said
+    FROM child c JOIN turn p ON c.parent_hash = p.answer_hash
     WHERE NOT p.unread AND p.turn_id <> c.child_id AND p.finished_at <= c.finished_at
 )
 SELECT
-    p.turn_id, p.sample, p.started_at, p.finished_at,
-    CASE
-        WHEN coalesce(t.untrainable_reason, '') <> 'opted out'
-            AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('subject', t.subject))
-            AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('session', t.session_id))
-            THEN read_tail(t.dialect, t.request)
-    END AS tail
+    p.turn_id, p.sample, p.started_at, p.finished_at, t.tail_said AS said, t.tail_failed AS failed,
+    t.tail_results AS results,
+    EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('subject', t.subject))
+        OR EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('session', t.session_id))
+        AS erased
 FROM placed p JOIN lake_turns t ON p.child_id = t.turn_id AND t.sample = 0
 WHERE p.place = 1;
+
+-- Each text is judged once, however often it was said.
+CREATE TEMP TABLE words AS
+SELECT said, complaint(said) AS dissatisfied
+FROM (SELECT DISTINCT said FROM follow_up WHERE said IS NOT NULL AND NOT erased);
+
+CREATE TEMP TABLE outcome AS
+SELECT result, is_error(result) AS failed
+FROM (SELECT DISTINCT explode(results) AS result FROM follow_up WHERE NOT erased);
 
 -- When a turn that called a tool was first followed by anything, in its session or by the chain: once that was answered.
 CREATE TEMP TABLE followed AS
@@ -69,13 +74,24 @@ WITH found AS (
     WHERE t.calls IS NOT NULL AND t.finished_at + $window <= least($cut, $watermark)
         AND (f.answered_at IS NULL OR f.answered_at > t.finished_at + $window)
     UNION ALL
-    SELECT turn_id, sample, 'dissatisfied', max(tail.dissatisfied), min(started_at), min(finished_at)
-    FROM follow_up WHERE tail.dissatisfied >= 0.5 GROUP BY turn_id, sample
+    SELECT f.turn_id, f.sample, 'dissatisfied', max(w.dissatisfied), min(f.started_at), min(f.finished_at)
+    FROM follow_up f JOIN words w ON f.said = w.said
+    WHERE w.dissatisfied >= 0.5 AND NOT f.erased GROUP BY f.turn_id, f.sample
     UNION ALL
     SELECT turn_id, sample, 'invalid_tool_call', NULL, finished_at, finished_at FROM turn WHERE calls = 'invalid'
     UNION ALL
     SELECT turn_id, sample, 'tool_error', NULL, min(started_at), min(finished_at)
-    FROM follow_up WHERE tail.failed GROUP BY turn_id, sample
+    FROM (
+        SELECT turn_id, sample, started_at, finished_at FROM follow_up WHERE failed AND NOT erased
+        UNION ALL
+        SELECT r.turn_id, r.sample, r.started_at, r.finished_at
+        FROM (
+            SELECT turn_id, sample, started_at, finished_at, explode(results) AS result
+            FROM follow_up WHERE NOT erased
+        ) r
+        JOIN outcome o ON r.result = o.result
+        WHERE o.failed
+    ) GROUP BY turn_id, sample
 )
 SELECT
     f.turn_id, f.sample, f.rule, concat('implicit:', f.rule) AS source,

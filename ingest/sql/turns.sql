@@ -18,33 +18,27 @@ SELECT
     turn_id, sample, key_id, subject, session_id, arm, finish, started_at, finished_at, spool_id, sequence,
     weight_versions,
     coalesce(first_version(weight_versions), '') AS version,
-    trainable AND octet_length(output_ids) > 0 AS trainable,
-    octet_length(prompt_ids) > 0 AS has_prompt,
-    fingerprint(prompt_ids) AS prompt,
-    CASE WHEN answer <> '' THEN from_end(prefix_hashes, 1) END AS said,
+    trainable AND output_tokens > 0 AS trainable,
+    prompt_digest, answer_hash,
     CASE
         WHEN $segment_rule = 'key' THEN key_id
         WHEN $segment_rule = 'none' THEN ''
-        ELSE coalesce(get_json_object(request, $segment_path), '')
+        ELSE coalesce(get_json_object(metadata, $segment_path), '')
     END AS segment,
     unread,
     unread OR cut_short AS censored,
-    -- Only what may hold a call is parsed.
-    CASE
-        WHEN NOT unread AND NOT cut_short AND (contains(answer, '"tool') OR contains(answer, '_call"'))
-            THEN tool_calls(dialect, request, answer)
-    END AS calls
+    CASE WHEN NOT unread THEN calls END AS calls
 FROM known;
 
 -- Turns whose prompt the same subject sent again, in the same session, soon after they had ended: when that began, and
 -- when it was answered. Starts and ends in one line of time; the frame begins a microsecond after an end.
 CREATE TEMP TABLE retried AS
 WITH moment AS (
-    SELECT session_id, key_id, subject, prompt, turn_id, sample, started_at AS clock, finished_at, 0 AS is_end
-    FROM turn WHERE has_prompt AND arm <> 'evaluation'
+    SELECT session_id, key_id, subject, prompt_digest, turn_id, sample, started_at AS clock, finished_at, 0 AS is_end
+    FROM turn WHERE prompt_digest IS NOT NULL AND arm <> 'evaluation'
     UNION ALL
-    SELECT session_id, key_id, subject, prompt, turn_id, sample, finished_at AS clock, finished_at, 1 AS is_end
-    FROM turn WHERE has_prompt AND arm <> 'evaluation'
+    SELECT session_id, key_id, subject, prompt_digest, turn_id, sample, finished_at AS clock, finished_at, 1 AS is_end
+    FROM turn WHERE prompt_digest IS NOT NULL AND arm <> 'evaluation'
 ),
 ahead AS (
     SELECT
@@ -53,7 +47,7 @@ ahead AS (
         min(CASE WHEN is_end = 0 THEN finished_at END) OVER soon AS answered_at
     FROM moment
     WINDOW soon AS (
-        PARTITION BY session_id, key_id, subject, prompt ORDER BY clock
+        PARTITION BY session_id, key_id, subject, prompt_digest ORDER BY clock
         RANGE BETWEEN 1e-6 FOLLOWING AND $retry FOLLOWING
     )
 )

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +10,8 @@ from hypothesis import strategies as st
 from ingest.attribution import AttributionReport, Cut, Rate, attribute, attributed, joined
 from ingest.config import AttributionSettings, RewardSettings
 from ingest.contracts.erasure import erasure_digest
-from ingest.lake import SCHEMAS
 from ingest.rewards import explain, specification_digest
-from tests.lakes import feedback, land, turn
+from tests.lakes import as_arrow, feedback, land, turn
 from tests.slow_attribution import attribute_slowly
 
 SETTINGS = AttributionSettings(window_seconds=60)
@@ -406,10 +404,6 @@ def histories(draw: st.DrawFn) -> tuple[list[dict], list[dict], set[tuple[str, s
     return turns, said, erased
 
 
-def table(name: str, rows: list[dict]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=SCHEMAS[name])
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     history=histories(),
@@ -434,9 +428,9 @@ def test_the_join_equals_the_slow_version_in_any_order(
     seed.shuffle(turns)
     seed.shuffle(said)
     tables = {
-        "turns": table("turns", turns),
-        "feedback": table("feedback", said),
-        "erasures": table("erasures", [{"target": t, "digest": erasure_digest(t, i)} for t, i in erased]),
+        "turns": as_arrow("turns", turns),
+        "feedback": as_arrow("feedback", said),
+        "erasures": as_arrow("erasures", [{"target": t, "digest": erasure_digest(t, i)} for t, i in erased]),
     }
     with joined(tables, "p", rules, REWARDS, Cut(cut, watermark), used) as join:
         rows = join.execute("SELECT turn_id, sample, state, revision, reward, ready FROM attributed").fetchall()

@@ -4,15 +4,14 @@ import itertools
 import json
 from typing import Any
 
-import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.attribution import Cut, joined
 from ingest.config import AttributionSettings, ImplicitSettings, RewardSettings
 from ingest.contracts.feedback import ImplicitRule
-from ingest.lake import SCHEMAS
 from tests.conversations import OPENING, calls, result, says, talk, user
+from tests.lakes import as_arrow
 
 TIMES = st.integers(0, 20).map(float)
 
@@ -40,8 +39,8 @@ def histories(draw: st.DrawFn) -> list[dict]:
 def found(turns: list[dict], rules: AttributionSettings, cut: float, watermark: float) -> dict[tuple, tuple]:
     """(turn id, rule) → status, and (turn id,) → state, with every rule worth something."""
     worth = RewardSettings(implicit=ImplicitSettings(**dict.fromkeys(map(str, ImplicitRule), -0.25)))
-    tables = {name: pa.Table.from_pylist([], schema=SCHEMAS[name]) for name in ("feedback", "erasures")}
-    tables["turns"] = pa.Table.from_pylist(turns, schema=SCHEMAS["turns"])
+    tables = {name: as_arrow(name, []) for name in ("feedback", "erasures")}
+    tables["turns"] = as_arrow("turns", turns)
     with joined(tables, "p", rules, worth, Cut(cut, watermark), ()) as join:
         rows = join.execute("SELECT turn_id, kind, status, received_at FROM signal").fetchall()
         kept = join.execute("SELECT turn_id, state FROM attributed").fetchall()
