@@ -28,12 +28,15 @@ class GateCheck(msgspec.Struct, frozen=True, omit_defaults=True):
 class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a dataset and why. `pairs` are (turn_id, sample, feedback revision)."""
 
-    schema: int = 1
+    schema: int = 2
+    """1: without `watermark`, `attribution`, `max_turns`, `subtracted` and `reader`; it cannot be frozen again."""
     dataset_id: str
     policy: str
     created_at: float
     cut_at: float
     """Rewards and baselines know nothing received after this time."""
+    watermark: float | None = None
+    """The log was complete up to this time."""
     lake_versions: dict[str, int]
     log_ranges: dict[str, tuple[int, int]]
     """Spool id → first and last sequence of its turns in this dataset."""
@@ -42,10 +45,17 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of the policy by state, at the cut."""
     versions: tuple[str, ...] = ()
     """Weight versions of the policy by their last use before the cut, newest first."""
+    attribution: dict = {}
+    """The settings of the join, `AttributionSettings`."""
+    max_turns: int = 0
+    subtracted: tuple[str, ...] = ()
+    """Ids of the accepted datasets of the policy whose turns could not enter this one."""
+    reader: dict[str, str] = {}
+    """What made the rows: digest of the code of `ingest`, and the versions of the libraries that shape the bytes."""
     reward_specification: dict
     reward_digest: str
     baselines: dict[str, Baseline]
     gate: tuple[GateCheck, ...] = ()
     rows: FileEntry
     statistics: dict[str, float]
-    """reward_mean, accept_rate, response_rate, tokens, mean_output_tokens, …"""
+    """reward_mean, accept_rate, response_rate, tokens, mean_output_tokens, `language.<code>` (share), …"""

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from ingest.datasets import (
     ROWS,
     CandidateReport,
     DatasetError,
+    _groups,
     freeze,
     list_datasets,
     read_rows,
@@ -97,6 +100,7 @@ def test_rows_are_the_turns_as_logged(tmp_path: Path) -> None:
             "weight_versions": [{"version": "v1", "start": 0, "end": 2}],
             "sampling": '{"temperature":1.0}',
             "finish": "stop",
+            "language": None,
             "reward": 0.75,
             "weight": 1.0,
             "started_at": 99.0,
@@ -237,3 +241,46 @@ def test_a_long_average_follows_the_newest_and_caps_its_count() -> None:
     assert baseline.mean == pytest.approx(1 - (1 - 1 / SPAN) ** 500)
     assert baseline.count == COUNT_CAP
     assert moving_average([]) == Baseline(mean=0.0, count=0.0)
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 9))
+def test_row_groups_are_the_same_wherever_the_batches_end(lengths: list[int], batch_rows: int) -> None:
+    arrays = {"prompt_ids": [[1] * n for n in lengths], "output_ids": [[2]] * len(lengths)}
+    table = pa.table(arrays, pa.schema([(name, pa.list_(pa.int32())) for name in arrays]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ingest.datasets._GROUP_ROWS", 5)
+        patch.setattr("ingest.datasets._GROUP_TOKENS", 60)
+        groups = list(_groups(iter(table.to_batches(batch_rows))))
+        assert [g.num_rows for g in groups] == [g.num_rows for g in _groups(iter(table.to_batches()))]
+    assert pa.concat_tables([table.slice(0, 0), *groups]).equals(table)
+    for group in groups[:-1]:
+        tokens = pa.compute.sum(pa.compute.list_value_length(group["prompt_ids"])).as_py() + group.num_rows
+        assert group.num_rows == 5 or 60 <= tokens <= 60 + 41
+
+
+def test_the_language_of_answers_is_in_the_rows_and_its_shares_in_the_statistics(tmp_path: Path) -> None:
+    said = {
+        "a": ("chat", '{"content": "Yes, that is right, and thank you for asking."}'),
+        "b": ("messages", '{"content": [{"type": "text", "text": "Das ist ein kurzer Satz in deutscher Sprache."}]}'),
+        "c": ("chat", '{"content": "I think that the train leaves at noon."}'),
+        "d": ("chat", '{"content": "12 + 13 = 25"}'),
+        "e": ("chat", ""),
+    }
+    land(tmp_path, "turns", *[turn(name, dialect=dialect, answer=text) for name, (dialect, text) in said.items()])
+    land(tmp_path, "feedback", *[feedback(name) for name in said])
+    statistics = cut(tmp_path, "d1").statistics
+    assert [row["language"] for row in rows(tmp_path, "d1")] == ["en", "de", "en", None, None]
+    assert {name: share for name, share in statistics.items() if name.startswith("language.")} == {
+        "language.de": pytest.approx(1 / 3),
+        "language.en": pytest.approx(2 / 3),
+    }
+
+
+def test_of_a_large_dataset_some_answers_tell_the_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingest.datasets.LOOKED_AT", 3)
+    names = "abcdefgh"
+    english = '{"content": "I think that the train leaves at noon."}'
+    land(tmp_path, "turns", *[turn(name, finished_at=100.0 + i, answer=english) for i, name in enumerate(names)])
+    land(tmp_path, "feedback", *[feedback(name, received_at=200) for name in names])
+    cut(tmp_path, "d1")
+    assert [row["turn_id"] for row in rows(tmp_path, "d1") if row["language"]] == ["a", "d", "g"]
