@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 class EmbeddedLog:
     """A `LogReader` of the spools below `root`."""
 
+    lost = 0  # retention removes only what was landed
+
     def __init__(self, root: Path) -> None:
         self._root = root
         self._watermark = 0.0
@@ -48,6 +50,10 @@ class EmbeddedLog:
     def watermark(self) -> float:
         """See `LogReader`; 0 where a spool could not be read to its end."""
         return self._watermark
+
+    def living(self) -> list[str]:
+        """See `LogReader`."""
+        return [folder.spool_id for folder in folders(self._root)]
 
 
 def _records(folder: SpoolFolder, after: int) -> Iterator[Record]:

@@ -110,7 +110,10 @@ class Parts:
 class KafkaLog:
     """A `LogReader` of a topic."""
 
-    def __init__(self, settings: LogSettings, progress: Path | None) -> None:
+    lost = 0
+
+    def __init__(self, settings: LogSettings, lake: Path | None) -> None:
+        progress = lake / "kafka-progress.json" if lake else None
         self._settings = settings
         self._file = progress
         self._progress = _load(settings.topic, progress)
@@ -144,6 +147,10 @@ class KafkaLog:
         newest = max((at for at, _ in marks), default=0.0)
         living = [at for at, closed in marks if not closed and at > newest - self._settings.lost_after_seconds]
         return min(living, default=newest)
+
+    def living(self) -> list[str]:
+        """See `LogReader`."""
+        return [spool_id for spool_id, (_, closed) in self._progress.watermarks.items() if not closed]
 
     def _read(self, consumer: KafkaConsumer, chain: Chain, parts: Parts) -> Iterator[list[Record]]:
         ends, headless = self._seek(consumer)

@@ -19,9 +19,12 @@ from deltalake.exceptions import DeltaError
 TURNS, FEEDBACK, ERASURES, REJECTS = "turns", "feedback", "erasures", "rejects"
 WATERMARKS = "watermarks"
 
-_SPOOL_LIFE_DAYS = 366
-"""A spool's id is remembered for so long after its last event, and after the log's retention."""
-_CONFIGURATION = {"delta.setTransactionRetentionDuration": "interval 400 days", "delta.logRetentionDuration": "interval 31 days"}
+SPOOL_LIFE_DAYS = 366
+"""The number of a spool is remembered for so long after its last event, and the log's retention on top."""
+_CONFIGURATION = {
+    "delta.setTransactionRetentionDuration": f"interval {SPOOL_LIFE_DAYS + 34} days",
+    "delta.logRetentionDuration": "interval 31 days",
+}
 
 _S, _F, _I = pa.string(), pa.float64(), pa.int32()
 _PLACE = {"spool_id": _S, "sequence": pa.int64(), "landed_at": _F}

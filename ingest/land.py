@@ -3,11 +3,13 @@
 A batch is sorted into rows by table and appended, one commit a table, with the last sequence of each spool in the same
 commit. Before each commit, rows at or below the table's own number for their spool are dropped; the
 commit goes through the very snapshot that was asked, so that if another lander came between, it is refused: reload and
-decide again. `turns` comes last: where a lander died in mid-batch, the next reads from what `turns` says and finds in
-each other table what is there already.
+decide again (`ingest.commits`). `turns` comes last: where a lander died in mid-batch, the next reads from what `turns`
+says and finds in each other table what is there already.
 
-What does not decode or keep its contract goes to `rejects` with its place and the reason. What belongs to an erased
-subject or session does not land, ever again.
+What does not decode or keep its contract goes to `rejects` with its place, its bytes and the reason; once the code that
+reads events has changed, it is tried again (`ingest.rejects`). What belongs to an erased subject or session does not
+land, ever again: where the erasures moved after a batch was sorted, it is sorted anew. Feedback that landed before its
+turn goes when the turn comes and is dropped.
 """
 
 import logging
@@ -16,29 +18,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
-from ingest.config import LogSettings
-from ingest.contracts.erasure import Erasure
+from ingest.commits import ATTEMPTS, Erasures, LandError, Moved, commit, fence, outlive
+from ingest.config import LakeSettings, LogSettings
+from ingest.contracts.events import Record
 from ingest.embedded_log import retain
-from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, landed, open_table, read
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, landed, open_table
 from ingest.log import open_log
-from ingest.rows import Erased, Row, sort, to_arrow
+from ingest.rejects import reland_rejects
+from ingest.rows import sort
 from ingest.spool import folders
+from ingest.upkeep import upkeep, upkeep_if_due
 
 logger = logging.getLogger(__name__)
 
-PROGRESS = "kafka-progress.json"
-
 _ORDER = (ERASURES, FEEDBACK, REJECTS, TURNS)
-_ATTEMPTS = 20
-_COMPACT_ABOVE = 128
-"""Files of a table: each batch adds one, and readers open them all."""
-
-
-class LandError(Exception):
-    """The lake did not take a batch: says which table and what to do. Calling again is safe."""
 
 
 class LandReport(msgspec.Struct, frozen=True):
@@ -50,66 +48,121 @@ class LandReport(msgspec.Struct, frozen=True):
     """Unix seconds: every event received up to then is in the lake. 0 where it is not known."""
     lake_versions: dict[str, int]
     """Delta version of each table, at least: what is read later may be newer, never older."""
+    lost: int = 0
+    """Events that the log's retention removed before they were landed."""
+    relanded: int = 0
+    """Rejects that this version of the code could read."""
 
 
-def land(*, log: LogSettings, spool: Path, lake: Path) -> LandReport:
+def land(
+    *,
+    log: LogSettings,
+    spool: Path,
+    lake: Path,
+    settings: LakeSettings = LakeSettings(),  # noqa: B008 - frozen
+    datasets: Path | None = None,
+) -> LandReport:
     """Brings the lake up to the log; the embedded log then lets go of what is old and landed.
 
-    Idempotent; may be killed anywhere and run twice at once. Raises `LogError` where the log cannot be read,
-    `LandError` where the lake cannot be written.
+    Idempotent; may be killed anywhere and run twice at once. Looks after the lake when that is due, and keeps the
+    versions that manifests below `datasets` name. Raises `LogError` where the log cannot be read, `LandError` where the
+    lake cannot be written.
     """
-    tables = {name: open_table(lake, name) for name in _ORDER}
-    erased = _erased(lake)
-    rows = dict.fromkeys(_ORDER, 0)
-    dropped = 0
-    reader = open_log(log, spool, lake / PROGRESS)
-    for batch in reader.batches(lambda spool_id: tables[TURNS].transaction_version(spool_id) or 0):
-        upto = {record.spool_id: record.sequence for record in batch}  # a spool's records come in order
-        sorted_rows, covered = sort(batch, erased)
-        dropped += covered
-        for name in _ORDER:
-            rows[name] += append(tables[name], name, sorted_rows[name], upto, now=time.time())
-    for table in tables.values():
-        _compact(table)
+    lander = _Lander(lake)
+    outlive(lake, log.retention_days)
+    relanded = reland_rejects(lake, lander.erasures)
+    reader = open_log(log, spool, lake)
+    for batch in reader.batches(lander.after):
+        lander.take(batch)
+    if reader.lost:
+        logger.error("%d events were removed from the log before they were landed: it keeps too little", reader.lost)
     if log.kind == "embedded":  # with Kafka the forwarder removes what the broker has
         done = landed(lake, [folder.spool_id for folder in folders(spool)])
         retain(spool, done, older_than=time.time() - log.retention_days * 86400)
-    return LandReport(rows, dropped, reader.watermark(), {name: table.version() for name, table in tables.items()})
+    if lander.deleted:
+        upkeep(lake, settings, time.time(), datasets=datasets, erase=True)
+    else:
+        upkeep_if_due(lake, settings, time.time(), datasets=datasets, living=reader.living())
+    versions = {name: open_table(lake, name).version() for name in _ORDER}
+    return LandReport(lander.rows, lander.erased, reader.watermark(), versions, reader.lost, relanded)
 
 
-def append(table: DeltaTable, name: str, rows: list[Row], upto: Mapping[str, int], now: float) -> int:
+class _Lander:
+    """The tables, and what was done to them."""
+
+    def __init__(self, lake: Path) -> None:
+        self._lake = lake
+        self.erasures = Erasures(lake)
+        self._tables = {name: open_table(lake, name) for name in _ORDER} | {ERASURES: self.erasures.table}
+        self.rows = dict.fromkeys(_ORDER, 0)
+        self.erased = 0
+        self.deleted = 0
+        """Rows that had landed and were deleted."""
+
+    def after(self, spool_id: str) -> int:
+        """The last sequence of the spool that is in the lake with everything before it."""
+        self._tables[TURNS].update_incremental()
+        return self._tables[TURNS].transaction_version(spool_id) or 0
+
+    def take(self, batch: list[Record]) -> None:
+        """Lands a batch, in which a spool's records come in order. Raises `LandError`."""
+        upto = {record.spool_id: record.sequence for record in batch}
+        for _ in range(ATTEMPTS):
+            found = sort(batch, self.erasures.read(), time.time())
+            try:
+                for name in _ORDER:
+                    self.rows[name] += append(self._tables[name], name, found.tables[name], upto, self.erasures)
+                    if name == ERASURES and found.gone:
+                        self.deleted += self._forget_feedback(found.gone)
+            except Moved:
+                continue
+            self.erased += found.covered
+            return
+        raise LandError("erasures came faster than one batch could be landed; land again")
+
+    def _forget_feedback(self, turn_ids: frozenset[str]) -> int:
+        """Deletes what landed about turns before they came and were dropped; returns how much that was."""
+        fence(self._lake, (FEEDBACK,))
+        for _ in range(ATTEMPTS):
+            table = self._tables[FEEDBACK]
+            table.update_incremental()
+            about = pc.field("target_id").isin(sorted(turn_ids)) & (pc.field("target") != "session")
+            if not table.to_pyarrow_dataset().count_rows(filter=about):
+                return 0
+            names = ", ".join("'" + turn_id.replace("'", "''") + "'" for turn_id in sorted(turn_ids))
+            try:
+                metrics = table.delete(f"target <> 'session' AND target_id IN ({names})")
+            except DeltaError:
+                continue
+            return metrics["num_deleted_rows"]
+        raise LandError("feedback on erased turns could not be deleted, other writers came first; land again")
+
+
+def append(table: DeltaTable, name: str, rows: pa.Table, upto: Mapping[str, int], erasures: Erasures) -> int:
     """Commits those rows that the table does not have, and that it has all up to `upto`; returns how many they were.
 
-    Raises `LandError` when other writers win every time.
+    Raises `Moved` where the rows were chosen by erasures that are no longer all; `LandError` when other writers win
+    every time.
     """
-    for _ in range(_ATTEMPTS):
+    refused: str | None = None
+    for _ in range(ATTEMPTS):
+        if name != ERASURES:
+            erasures.check()
         have = {spool_id: table.transaction_version(spool_id) or 0 for spool_id in upto}
-        fresh = [row for row in rows if row[0].sequence > have[row[0].spool_id]]
-        ahead = [Transaction(spool_id, last) for spool_id, last in upto.items() if last > have[spool_id]]
-        if not ahead or (not fresh and name != TURNS):
+        fresh = _past(rows, have)
+        if name == ERASURES:  # a turn that is dropped only now leaves one in its place, which may be behind
+            fresh = pc.or_(fresh, erasures.unknown(rows))
+        new = rows.filter(fresh)
+        ahead = {spool_id: last for spool_id, last in upto.items() if last > have[spool_id]}
+        if not new.num_rows and (name != TURNS or not ahead):
             return 0
-        try:
-            write_deltalake(
-                table,
-                to_arrow(name, fresh, now),
-                mode="append",
-                commit_properties=CommitProperties(app_transactions=ahead),
-            )
-        except CommitFailedError:
-            table.update_incremental()
-        else:
-            return len(fresh)
-    raise LandError(f"table {name}: {_ATTEMPTS} commits in a row were refused, other writers came first; land again")
+        refused = commit(table, new, ahead, time.time())
+        if refused is None:
+            return new.num_rows
+    raise LandError(f"table {name}: {ATTEMPTS} commits in a row were refused ({refused}); land again")
 
 
-def _erased(lake: Path) -> Erased:
-    columns = ["erasure_id", "target", "digest", "requested_at"]
-    return Erased(Erasure(**row) for row in read(lake, ERASURES).to_table(columns=columns).to_pylist())
-
-
-def _compact(table: DeltaTable) -> None:
-    if len(table.file_uris()) > _COMPACT_ABOVE:
-        try:
-            table.optimize.compact()
-        except CommitFailedError:
-            logger.info("compaction left to the next landing: another writer came first")
+def _past(rows: pa.Table, have: Mapping[str, int]) -> pa.Array:
+    """Which rows are past what the table has of their spools."""
+    floor = [have[spool_id] for spool_id in rows["spool_id"].to_pylist()]
+    return pc.greater(rows["sequence"].combine_chunks(), pa.array(floor, pa.int64()))

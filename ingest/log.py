@@ -37,16 +37,23 @@ class LogReader(Protocol):
         """Unix seconds: all that was received up to then has been given. Valid when the batches are exhausted."""
         ...
 
+    def living(self) -> list[str]:
+        """Spools that may give more."""
+        ...
 
-def open_log(settings: LogSettings, spool: Path, progress: Path | None) -> LogReader:
-    """The configured reader. `progress`: a file that bounds what is re-read of Kafka; None reads it from its start."""
+    lost: int
+    """Events that the log's retention removed before they were given."""
+
+
+def open_log(settings: LogSettings, spool: Path, lake: Path | None) -> LogReader:
+    """The configured reader. `lake`: whose landers share what is read of Kafka; None reads it from its start."""
     if settings.kind == "embedded":
         from ingest.embedded_log import EmbeddedLog
 
         return EmbeddedLog(spool)
     from ingest.kafka_log import KafkaLog
 
-    return KafkaLog(settings, progress)
+    return KafkaLog(settings, lake)
 
 
 def tail(settings: LogSettings, spool: Path) -> Iterator[dict]:

@@ -1,12 +1,44 @@
 """Upkeep: what keeps the lake small and quick, and what an erasure needs so that no file remembers.
 
-Each table: small files become large ones, files that no version needs any more go, the log gets a checkpoint and loses
-what is old.
+Of each table: small files become large ones; files that no version needs any more go, after a grace for readers and
+for appends under way; the Delta log gets a checkpoint and loses what is older than it may be asked for. Versions that
+a dataset names stay readable for a while, so that it can be frozen again.
+
+An erasure ends all of that at once: old versions, files that no version names, and the log's own entries (a deletion's
+predicate names what it deleted) go. Rows are not sorted by session: that would write the whole table anew each time.
 """
 
+import logging
+import math
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import unquote
 
+import msgspec
+from deltalake import DeltaTable, WriterProperties
+from deltalake.exceptions import DeltaError
+
+from ingest.commits import ATTEMPTS, FENCED, LandError, fence, refresh
 from ingest.config import LakeSettings
+from ingest.contracts.files import read_manifest
+from ingest.lake import SCHEMAS, TURNS, open_table
+
+logger = logging.getLogger(__name__)
+
+_LOG_KEPT = "delta.logRetentionDuration"
+_LOOKED_AFTER = "everloop.lookedAfterAt"
+_TARGET_BYTES = 128 << 20
+_SMALL_FILES = 8
+"""Fewer than this are left as they are: each compaction writes the last, half-full file anew."""
+_WRITER = WriterProperties(compression="ZSTD", compression_level=3)
+
+
+class _Cut(msgspec.Struct):
+    """The part of a dataset's manifest that says what it was frozen from."""
+
+    cut_at: float
+    lake_versions: dict[str, int]
 
 
 def upkeep(
@@ -15,5 +47,98 @@ def upkeep(
     """Looks after every table, as of `now` (Unix seconds). Idempotent; may be killed anywhere and run beside landing.
 
     Versions that a manifest below `datasets` names are kept for `reproducible_days` after its cut. `erase`: after
-    deletes: no version before them can be read any more, and neither a file nor the log keeps what they removed.
+    deletes: no version before them can be read any more, and neither a file nor the log keeps what they removed. Files
+    of appends that began a moment before are spared, for they may be under way: call it again later.
+
+    Raises `LandError` where other writers win every time.
     """
+    if erase:
+        began = time.time()
+        fence(lake)
+        for name in SCHEMAS:
+            _forget_past(open_table(lake, name), settings, began if name in FENCED else began - 3600)
+        return
+    pinned = _pinned(datasets, now - settings.reproducible_days * 86400) if datasets else {}
+    for name in SCHEMAS:
+        table = open_table(lake, name)
+        try:
+            _compact(table)
+            _keep_log(table, settings)
+            keep = [version for version in pinned.get(name, ()) if _readable(table, version)]
+            table.vacuum(
+                settings.old_files_hours, dry_run=False, enforce_retention_duration=False, full=True, keep_versions=keep
+            )
+            table.create_checkpoint()
+            table.cleanup_metadata()
+        except DeltaError as error:
+            logger.info("table %s is left to the next upkeep, another writer came first: %s", name, error)
+
+
+def upkeep_if_due(
+    lake: Path, settings: LakeSettings, now: float, *, datasets: Path | None, living: Iterable[str]
+) -> bool:
+    """`upkeep` where the last time is long enough ago, by one lander alone. `living` spools are remembered anew."""
+    turns = open_table(lake, TURNS)
+    last = float(turns.metadata().configuration.get(_LOOKED_AFTER, 0))
+    if now < last + settings.upkeep_seconds:
+        return False
+    try:
+        turns.alter.set_table_properties({_LOOKED_AFTER: f"{now:.3f}"}, raise_if_not_exists=False)
+    except DeltaError:  # another lander does it
+        return False
+    refresh(turns, living, now)
+    upkeep(lake, settings, now, datasets=datasets)
+    return True
+
+
+def _compact(table: DeltaTable) -> None:
+    sizes = table.get_add_actions(flatten=True).column("size_bytes").to_pylist()
+    if sum(size < _TARGET_BYTES // 2 for size in sizes) >= _SMALL_FILES:
+        table.optimize.compact(target_size=_TARGET_BYTES, writer_properties=_WRITER)
+
+
+def _keep_log(table: DeltaTable, settings: LakeSettings) -> None:
+    """As long as a version may be asked for, and a day."""
+    kept = f"interval {math.ceil(settings.reproducible_days) + 1} days"
+    if table.metadata().configuration.get(_LOG_KEPT) != kept:
+        table.alter.set_table_properties({_LOG_KEPT: kept})
+
+
+def _pinned(datasets: Path, since: float) -> dict[str, set[int]]:
+    """Table → versions that datasets cut after `since` were frozen from, accepted or still waiting for their gate."""
+    pinned: dict[str, set[int]] = {}
+    for path in [*datasets.glob("*/*/manifest.json"), *datasets.glob("*/*/candidate.json")]:
+        cut = read_manifest(path.parent, _Cut, path.name)
+        if cut.cut_at >= since:
+            for name, version in cut.lake_versions.items():
+                pinned.setdefault(name, set()).add(version)
+    return pinned
+
+
+def _readable(table: DeltaTable, version: int) -> bool:
+    try:
+        DeltaTable(table.table_uri, version=version)
+    except DeltaError:
+        return False
+    return True
+
+
+def _forget_past(table: DeltaTable, settings: LakeSettings, began: float) -> None:
+    refused: DeltaError | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            table.update_incremental()
+            # By hand: what an append under way has written is named by no version yet, and is younger.
+            folder = Path(unquote(table.table_uri.removeprefix("file://")))
+            for name in table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True):
+                path = folder / unquote(name)
+                if path.exists() and path.stat().st_mtime < began:
+                    path.unlink()
+            table.alter.set_table_properties({_LOG_KEPT: "interval 0 seconds"})
+            table.create_checkpoint()
+            table.cleanup_metadata()
+            _keep_log(table, settings)
+            return
+        except DeltaError as error:
+            refused = error
+    raise LandError(f"the past of {table.table_uri} could not be removed, other writers came first ({refused})")

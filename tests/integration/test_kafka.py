@@ -15,7 +15,7 @@ from ingest.config import LogSettings
 from ingest.forwarder import Forwarder
 from ingest.kafka_topic import ensure_topic
 from ingest.lake import FEEDBACK, TURNS, read
-from ingest.land import PROGRESS, land
+from ingest.land import land
 from ingest.log import LogError, tail
 from ingest.spool import Spool, folders
 from tests.kafka import Broker
@@ -84,7 +84,7 @@ def test_ships_removes_and_lands_once(broker: Broker, tmp_path: Path):
     assert ids(lake) == ids(lake, FEEDBACK, "target_id") == names(("a", 200), ("b", 100))
     assert sum(land(log=log, spool=root, lake=lake).rows.values()) == 0
 
-    (lake / PROGRESS).unlink()
+    (lake / "kafka-progress.json").unlink()
     assert sum(land(log=log, spool=root, lake=lake).rows.values()) == 0, "offsets only bound the replay"
     living.close()
     forward(root, log).close()

@@ -8,7 +8,7 @@ from ingest.contracts.events import Event, Record, encode_event
 from ingest.contracts.turn import Span
 from ingest.derived import Derived
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS
-from ingest.rows import Erased, sort, to_arrow
+from ingest.rows import Erased, sort
 from tests.log_events import accept, forget, turn
 
 
@@ -27,8 +27,8 @@ def test_every_field_of_every_event_has_a_column():
 
 
 def test_a_turn_keeps_its_bytes():
-    rows, _ = sort(records(turn("t", tokens=6, weight_versions=(Span("v1", 0, 2), Span("v2", 2, 6)))), Erased())
-    [row] = to_arrow(TURNS, rows[TURNS], 9.0).to_pylist()
+    spans = (Span("v1", 0, 2), Span("v2", 2, 6))
+    [row] = sort(records(turn("t", tokens=6, weight_versions=spans)), Erased(), 9.0).tables[TURNS].to_pylist()
     assert list(unpack_ids(row["output_ids"])) == list(range(6))
     assert row["weight_versions"] == [
         {"version": "v1", "start": 0, "end": 2},
@@ -50,12 +50,15 @@ def test_what_is_no_event_is_rejected_with_its_place_and_a_reason():
         too_large,
         nobody,
     )
-    rows, erased = sort(batch, Erased())
-    assert erased == 0
-    assert [record.sequence for record, _ in rows[TURNS]] == [4]
-    rejects = to_arrow(REJECTS, rows[REJECTS], 0.0).to_pylist()
-    assert sorted(row["sequence"] for row in rejects) == [1, 2, 3, 5, 6]
-    assert all(row["reason"] and row["size"] and len(row["sha256"]) == 64 for row in rejects)
+    tables, erased, gone = sort(batch, Erased(), 0.0)
+    assert (erased, gone) == (0, frozenset())
+    assert tables[TURNS]["sequence"].to_pylist() == [4]
+    rejects = {row["sequence"]: row for row in tables[REJECTS].to_pylist()}
+    assert sorted(rejects) == [1, 2, 3, 5, 6]
+    assert all(row["reason"] for row in rejects.values())
+    assert [rejects[place]["payload"] for place in (1, 3)] == [batch[0].payload, batch[2].payload], "nothing is lost"
+    assert erasure_digest("subject", "subject") in rejects[3]["about"]
+    assert rejects[1]["about"] == []
 
 
 def test_the_erased_do_not_land_not_even_from_before_their_erasure_in_the_same_batch():
@@ -70,7 +73,19 @@ def test_the_erased_do_not_land_not_even_from_before_their_erasure_in_the_same_b
     session = Erasure(
         erasure_id="e", target="session", digest=erasure_digest("session", "gone session"), requested_at=1.0
     )
-    rows, erased = sort(batch, Erased([session]))
-    assert [event.turn_id for _, event in rows[TURNS]] == ["b"]  # type: ignore[union-attr]
-    assert (rows[FEEDBACK], erased) == ([], 4)
-    assert [event.target for _, event in rows[ERASURES]] == ["subject", "turn", "turn"]  # type: ignore[union-attr]
+    tables, erased, gone = sort(batch, Erased([session]), 0.0)
+    assert tables[TURNS]["turn_id"].to_pylist() == ["b"]
+    assert (tables[FEEDBACK].num_rows, erased, gone) == (0, 4, {"a", "c"})
+    assert tables[ERASURES]["target"].to_pylist() == ["subject", "turn", "turn"]
+
+
+def test_what_cannot_be_read_is_no_reject_either_where_it_names_somebody_who_is_forgotten():
+    unreadable = {"type": "turn", "subject": "gone", "turn_id": "t", "finish": "a word of tomorrow"}
+    foreign = {"type": "feedback", "target": "session", "target_id": "gone session", "kind": "a word of tomorrow"}
+    other = {"type": "feedback", "target": "turn", "target_id": "t2", "kind": "a word of tomorrow"}
+    session = Erasure(
+        erasure_id="e", target="session", digest=erasure_digest("session", "gone session"), requested_at=1.0
+    )
+    batch = records(forget("gone"), *(msgspec.msgpack.encode(event) for event in (unreadable, foreign, other)))
+    tables, erased, _ = sort(batch, Erased([session]), 0.0)
+    assert (tables[REJECTS]["sequence"].to_pylist(), erased) == ([4], 2)

@@ -1,0 +1,98 @@
+"""Rejects that can be read after all: an older lander could not know an enum's new value, or a field's new form.
+
+A reject has its bytes and the code that could not read them. When other code lands, it tries them again, once. Rows are
+told apart by (spool id, sequence), which are looked for in the table that they are appended to; every such append has
+one application id, so that of two at once one is refused and looks again.
+"""
+
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from ingest.commits import ATTEMPTS, Erasures, LandError, Moved, commit
+from ingest.contracts.events import Record
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, open_table
+from ingest.rows import READER, sort
+
+_RELANDING = "everloop/rejects"
+"""The application id."""
+_BATCH = 500
+
+
+def reland_rejects(lake: Path, erasures: Erasures) -> int:
+    """Lands the rejects that this code can read; returns how many. Raises `LandError`."""
+    landed = 0
+    while True:
+        old = open_table(lake, REJECTS).to_pyarrow_dataset()
+        columns = ["spool_id", "sequence", "payload"]
+        found = old.scanner(columns=columns, filter=pc.field("reader") != READER).head(_BATCH).to_pylist()
+        if not found:
+            return landed
+        batch = sorted((Record(**row) for row in found), key=lambda record: (record.spool_id, record.sequence))
+        landed += _reland(lake, batch, erasures)
+
+
+def _reland(lake: Path, batch: list[Record], erasures: Erasures) -> int:
+    """A batch of rejects that other code had; those that this one rejects as well are its own afterwards."""
+    landed = 0
+    for _ in range(ATTEMPTS):
+        found = sort(batch, erasures.read(), time.time())
+        try:
+            for name in (ERASURES, FEEDBACK, TURNS):
+                landed += _append(open_table(lake, name), found.tables[name], None if name == ERASURES else erasures)
+        except Moved:
+            continue
+        break
+    else:
+        raise LandError("erasures came faster than rejects could be landed; land again")
+    still = set(zip(*(found.tables[REJECTS][name].to_pylist() for name in ("spool_id", "sequence")), strict=True))
+    _tell(open_table(lake, REJECTS), batch, still)
+    return landed
+
+
+def _append(table: DeltaTable, rows: pa.Table, erasures: Erasures | None) -> int:
+    refused: str | None = None
+    for _ in range(ATTEMPTS):
+        if erasures is not None:
+            erasures.check()
+        if not rows.num_rows:
+            return 0
+        spools = pc.unique(rows["spool_id"])
+        there = table.to_pyarrow_dataset().to_table(
+            columns=["spool_id", "sequence"], filter=pc.field("spool_id").isin(spools)
+        )
+        have = set(zip(there["spool_id"].to_pylist(), there["sequence"].to_pylist(), strict=True))
+        places = zip(rows["spool_id"].to_pylist(), rows["sequence"].to_pylist(), strict=True)
+        new = rows.filter(pa.array([place not in have for place in places], pa.bool_()))
+        if not new.num_rows:
+            return 0
+        refused = commit(table, new, {_RELANDING: (table.transaction_version(_RELANDING) or 0) + 1}, time.time())
+        if refused is None:
+            return new.num_rows
+    raise LandError(f"{ATTEMPTS} commits of what had been rejected were refused ({refused}); land again")
+
+
+def _tell(table: DeltaTable, batch: list[Record], still: set[tuple[str, int]]) -> None:
+    """Takes out of the table what was read or is erased; what was not is this code's reject from now on."""
+    gone = [r for r in batch if (r.spool_id, r.sequence) not in still]
+    refused: DeltaError | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            if gone:
+                table.delete(_places(gone))
+            if still:
+                left = [r for r in batch if (r.spool_id, r.sequence) in still]
+                table.update(updates={"reader": f"'{READER}'"}, predicate=_places(left))
+            return
+        except DeltaError as error:
+            refused = error
+            table.update_incremental()
+    raise LandError(f"the table of rejects could not be changed, other writers came first ({refused}); land again")
+
+
+def _places(records: list[Record]) -> str:
+    return " OR ".join(f"(spool_id = '{r.spool_id}' AND sequence = {r.sequence})" for r in records)
