@@ -7,7 +7,7 @@ from ingest.contracts.fleet import Key, Policy, Role
 from ingest.contracts.ids import new_id
 from serving.gateway.dialects.base import Ask, Dialect
 from serving.gateway.engine_client import OWN_SECONDS, EngineBroke
-from serving.gateway.errors import EngineErred, EngineFailed, GatewayError, Unavailable
+from serving.gateway.errors import EngineErred, EngineFailed, GatewayError, Stopping
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
 
@@ -37,7 +37,7 @@ async def count_tokens(gateway: Gateway, exchange: Exchange, dialect: Dialect) -
         except TimeoutError:
             if exchange.disconnected:
                 raise ClientLeft from None
-            raise Unavailable("The gateway is stopping: try again in a moment.") from None
+            raise Stopping from None
     if status != 200:
         counted = dialect.engine_error(status, counted)
     await exchange.answer(status, counted)

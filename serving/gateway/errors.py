@@ -149,6 +149,13 @@ class Unavailable(GatewayError):
     status, code, retry_after = 503, "unavailable", 2
 
 
+class Stopping(Unavailable):
+    """The process ends, and waits no longer."""
+
+    def __init__(self) -> None:
+        super().__init__("The gateway is stopping: try again in a moment.")
+
+
 class CaptureFailed(GatewayError):
     """The policy serves no answer without its record, and the record could not be made."""
 

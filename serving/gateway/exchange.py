@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ingest.contracts.process_logs import described
-from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, TooLarge
+from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, Stopping, TooLarge
 
 Headers = list[tuple[bytes, bytes]]
 Application = Callable[["Exchange"], Awaitable[None]]
@@ -46,8 +46,8 @@ class Exchange:
     """A request, and the response to it."""
 
     __slots__ = (
-        *("_arrival", "_bodiless", "_chunked", "_head", "_headers", "_keep_alive", "_line", "_on_end", "_on_leave"),
-        "_parts",
+        *("_arrival", "_bodiless", "_chunked", "_ends", "_head", "_headers", "_keep_alive", "_line", "_on_end"),
+        *("_on_leave", "_parts"),
         *("_repeated", "_sent_headers", "_size", "_wants_continue", "disconnected", "id_header", "method", "more_body"),
         *("path", "request_id", "response_complete", "sending", "started", "status"),
     )
@@ -78,6 +78,7 @@ class Exchange:
         """Whether more of the request's body is to come."""
         self._on_leave: Callable[[], None] | None = None
         self._on_end: Callable[[], None] | None = None
+        self._ends = False
         self._bodiless = method == "HEAD"
         self._chunked = http_1_1
         self._head = b""
@@ -126,7 +127,9 @@ class Exchange:
             self._on_leave()
 
     def end_now(self) -> None:
-        """The process ends, and waits no longer for the answer."""
+        """The process ends, and waits no longer for the answer, or for the rest of the body."""
+        self._ends = True
+        self._wake()
         if self._on_end is not None and not self.response_complete:
             self._on_end()
 
@@ -156,7 +159,7 @@ class Exchange:
     async def read_body(self, limit: int, seconds: float, reserve: Callable[[int], None]) -> bytes:
         """The whole body. `reserve` is told of its size before it is read, or as it grows.
 
-        Raises `TooLarge`, `BodyTimeout`, `ClientLeft`, and what `reserve` raises.
+        Raises `TooLarge`, `BodyTimeout`, `ClientLeft`, `Stopping`, and what `reserve` raises.
         """
         declared = self._headers.get(b"content-length", b"")
         self._bound(int(declared) if declared.isdigit() else self._size, limit, reserve)
@@ -164,6 +167,8 @@ class Exchange:
             await self._come(limit, seconds, reserve)
         if self.disconnected:
             raise ClientLeft
+        if self.more_body:
+            raise Stopping
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -173,7 +178,7 @@ class Exchange:
             self._line.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             async with asyncio.timeout(seconds):
-                while self.more_body and not self.disconnected:
+                while self.more_body and not self.disconnected and not self._ends:
                     self._line.flow.resume_reading()
                     self._arrival = asyncio.get_running_loop().create_future()
                     await self._arrival
@@ -198,6 +203,8 @@ class Exchange:
         try:
             if self.disconnected:
                 on_leave()
+            if self._ends and on_end is not None:
+                on_end()
             yield
         finally:
             self._on_leave = self._on_end = None

@@ -13,7 +13,7 @@ from serving.gateway import counting
 from serving.gateway.auth import digest_key
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.engine_client import EngineBroke
-from serving.gateway.errors import EngineErred, EngineFailed, GatewayError, Unavailable
+from serving.gateway.errors import EngineErred, EngineFailed, GatewayError, Stopping
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.gateway import Gateway
 from serving.gateway.snapshot import View
@@ -126,7 +126,7 @@ async def test_what_is_wrong_with_a_prompt_is_asked_of_one_engine() -> None:
     ("ends", "error"),
     [
         ([Exchange.lost], ClientLeft),
-        ([Exchange.end_now], Unavailable),
+        ([Exchange.end_now], Stopping),
         ([Exchange.end_now, Exchange.lost], ClientLeft),
     ],
 )

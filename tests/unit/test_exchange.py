@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serving.gateway.errors import BadRequest, BodyTimeout, MethodNotAllowed, TooLarge, Unavailable
+from serving.gateway.errors import BadRequest, BodyTimeout, MethodNotAllowed, Stopping, TooLarge, Unavailable
 from serving.gateway.exchange import ClientLeft, Exchange
 from serving.gateway.places import Place, Places
 from serving.gateway.progress import MOST_NAMED, _listed
@@ -173,6 +173,25 @@ async def test_a_body_that_trickles_has_the_time_of_one() -> None:
         slow.received(b"a")
     with pytest.raises(BodyTimeout):
         await body
+
+
+async def test_when_the_process_ends_nobody_waits_for_a_body_or_for_what_begins_then() -> None:
+    for came in (b"", b"ab"):
+        asked = exchange()
+        body = reading(asked, Place(Places(10, 100)))
+        await coming(asked, came)
+        asked.end_now()
+        with pytest.raises(Stopping):
+            await body
+
+    heard: list[str] = []
+    whole = exchange()
+    whole.received_all()
+    whole.end_now()
+    assert await reading(whole, Place(Places(10, 100))) == b""
+    with whole.watched(lambda: heard.append("left"), lambda: heard.append("ends")):
+        pass
+    assert heard == ["ends"]
 
 
 async def test_a_wrong_method_hears_the_right_ones() -> None:
