@@ -32,7 +32,7 @@ _ERRED = frozenset({500, 501})
 
 
 class EngineAnswer:
-    """An answer that has begun, and has `most` bytes. `first` are its first, empty where it has none."""
+    """An answer that has begun, of at most `most` bytes. `first` are its first bytes, empty where it has none."""
 
     __slots__ = ("_connection", "_end", "_left", "_most", "content_type", "first", "is_stream", "status")
 
