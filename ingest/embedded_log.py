@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ingest.contracts.events import Record
 from ingest.log import BATCH_BYTES, BATCH_RECORDS
-from ingest.spool import SegmentDamaged, SegmentUnavailable, SpoolFolder, adopt, folders, low_watermark, read_segment
+from ingest.spool import SegmentUnavailable, SpoolFolder, adopt, folders, let_go, low_watermark
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,8 @@ class EmbeddedLog:
 def _records(folder: SpoolFolder, after: int) -> Iterator[Record]:
     for segment in folder.sealed(after):
         try:
-            for sequence, payload in read_segment(segment.path, after):
+            for sequence, payload in folder.read(segment, after):
                 yield Record(folder.spool_id, sequence, payload)
-        except SegmentDamaged as error:
-            folder.set_aside(segment.path, str(error))
         except SegmentUnavailable:
             if segment.path.exists():
                 raise
@@ -80,4 +78,5 @@ def retain(root: Path, landed: Mapping[str, int], older_than: float) -> int:
                 segment.path.unlink()
                 removed += 1
         folder.remove_if_done()
+    let_go(root, older_than)
     return removed

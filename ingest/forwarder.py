@@ -38,7 +38,7 @@ from ingest.kafka_topic import (
     watermark_headers,
 )
 from ingest.log import LogError
-from ingest.spool import SealedSegment, SegmentDamaged, SegmentUnavailable, SpoolFolder, adopt, folders, read_segment
+from ingest.spool import SealedSegment, SegmentUnavailable, SpoolFolder, adopt, folders
 
 logger = logging.getLogger("ingest.forwarder")  # also when run as __main__
 
@@ -114,8 +114,6 @@ class Forwarder:
                 folder.write_shipped(self._ship_segment(folder, segment))
                 segment.path.unlink()
                 shipped += 1
-            except SegmentDamaged as error:
-                folder.set_aside(segment.path, str(error))
             except SegmentUnavailable as error:
                 logger.error("spool %s waits: %s", folder.spool_id, error)
                 return shipped
@@ -135,7 +133,7 @@ class Forwarder:
         """Sends what was not shipped; the last sequence, when the topic has all of it. Raises `KafkaError`."""
         previous = folder.shipped()
         waiting: deque[Any] = deque()
-        for sequence, payload in read_segment(segment.path, previous):
+        for sequence, payload in folder.read(segment, previous):
             parts = split(payload, self._topic.max_record_bytes)
             for part, value in enumerate(parts):
                 place = EventPlace(sequence, previous, part, len(parts))

@@ -13,8 +13,15 @@ from ingest.contracts.turn import Turn
 
 Event = Turn | Feedback | Erasure
 
+
+class Lost(msgspec.Struct, frozen=True, tag="lost"):
+    """Stands on the log in the place of an event whose bytes are gone, so that nobody waits for it."""
+
+    reason: str
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Event)
+_decoder = msgspec.msgpack.Decoder(Event | Lost)
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -25,17 +32,19 @@ class Record(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-def encode_event(event: Event) -> bytes:
-    """The event's bytes on the log."""
+def encode_event(event: Event | Lost) -> bytes:
+    """Its bytes on the log."""
     return _encoder.encode(event)
 
 
 def decode_event(payload: bytes) -> Event:
-    """The event in `payload`; raises `ContractError` where it is none."""
+    """The event in `payload`; raises `ContractError` where it is none, or was lost."""
     try:
         event = _decoder.decode(payload)
     except msgspec.MsgspecError as error:
         raise ContractError(f"not an event: {error}") from error
+    if isinstance(event, Lost):
+        raise ContractError(f"lost: {event.reason}")
     if not isinstance(event, Erasure):
         event.check()
     return event

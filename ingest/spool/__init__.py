@@ -8,16 +8,20 @@ Each process that writes has a folder of its own, `<root>/<spool id>/`, new at e
     watermark                Unix seconds: what was appended up to then is in sealed segments
     closed                   nothing will ever be added: closed in order, or adopted after a crash
     shipped                  the last sequence that a broker acknowledged (forwarder)
-    *.damaged                segments that SQLite cannot read, set aside for a person
+
+and beside them `<root>/.damaged/`, the account of what was damaged, and `.new-*`, what is not complete yet.
 
 - `segment`: one SQLite file: create, write, seal, read
 - `folder`: the layout above, seen from outside: list, adopt, watermarks
+- `damage`: what is whole of a damaged segment goes on, what is not is named; `salvage` finds it
 - `writer`: `Spool`, group commit; with `sealer`, its second thread, and `room`, its bound
 
 Invariants: a sequence is acknowledged only after fsync; sequences rise and are never used twice; sealed segments
-appear in the order of their sequences and never change. Only the lock's holder touches an active segment.
+appear in the order of their sequences and have no holes; one is only ever replaced as a whole, by one of the same
+range. Only the lock's holder touches an active segment.
 """
 
+from ingest.spool.damage import Damage, damages, let_go, rewrite
 from ingest.spool.errors import CommitTimeout, SegmentDamaged, SegmentUnavailable, SpoolClosed, SpoolError, SpoolFull
 from ingest.spool.folder import SpoolFolder, adopt, folders, low_watermark
 from ingest.spool.segment import SealedSegment, read_segment
@@ -25,6 +29,7 @@ from ingest.spool.writer import Spool
 
 __all__ = [
     "CommitTimeout",
+    "Damage",
     "SealedSegment",
     "SegmentDamaged",
     "SegmentUnavailable",
@@ -34,7 +39,10 @@ __all__ = [
     "SpoolFolder",
     "SpoolFull",
     "adopt",
+    "damages",
     "folders",
+    "let_go",
     "low_watermark",
     "read_segment",
+    "rewrite",
 ]

@@ -8,19 +8,29 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from ingest.contracts.files import sync, write_atomically
-from ingest.spool.segment import ActiveSegment, SealedSegment
+from ingest.spool.damage import UNFINISHED, lacks_its_end, repair, seal_what_is_whole
+from ingest.spool.errors import SegmentDamaged, SegmentUnavailable
+from ingest.spool.segment import (
+    ActiveSegment,
+    SealedSegment,
+    frames_taken,
+    means_damage,
+    read_segment,
+    segment_at,
+)
 
 log = logging.getLogger(__name__)
 
 LOCK, WATERMARK, CLOSED, SHIPPED = "lock", "watermark", "closed", "shipped"
-_SEALED = re.compile(r"(\d{16})-(\d{16})\.db")
+_UNFINISHED_SECONDS = 600.0
+"""How old something unfinished must be to be what a crash left."""
 
 STAMP_SLACK = 1.0
 """Seconds. Events are stamped shortly before they are appended; watermarks stay this far behind the clock."""
@@ -38,9 +48,29 @@ class SpoolFolder:
         found = []
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.path):
-                if (match := _SEALED.fullmatch(name)) and int(match[2]) > after:
-                    found.append(SealedSegment(int(match[1]), int(match[2]), self.path / name))
+                segment = segment_at(self.path / name)
+                if segment is not None and segment.last > after:
+                    found.append(segment)
         return sorted(found)
+
+    def read(self, segment: SealedSegment, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        """(sequence, payload) of a sealed segment past `after`, in order and without holes.
+
+        What is damaged is repaired first: in the place of each row that is lost stands a `Lost` event. Raises
+        `SegmentUnavailable`.
+        """
+        try:
+            for sequence, payload in read_segment(segment.path, after):
+                yield sequence, payload
+                after = sequence
+            return
+        except SegmentDamaged as error:
+            reason = str(error)
+        repair(segment, reason)
+        try:
+            yield from read_segment(segment.path, after)
+        except SegmentDamaged as error:
+            raise SegmentUnavailable(f"{error}, right after it was repaired: is its disk failing?") from error
 
     def closed(self) -> bool:
         """Whether nothing will ever be added: all that it holds is sealed."""
@@ -64,16 +94,8 @@ class SpoolFolder:
         (self.path / CLOSED).touch()
         sync(self.path)
 
-    def set_aside(self, segment: Path, reason: str) -> None:
-        """Renames a damaged segment out of the readers' way."""
-        log.error("segment set aside as damaged: %s/%s: %s", self.spool_id, segment.name, reason)
-        for path in self.path.glob(segment.name + "*"):
-            if not path.name.endswith(".damaged"):
-                os.replace(path, path.with_name(path.name + ".damaged"))
-        sync(self.path)
-
     def remove_if_done(self) -> bool:
-        """Removes the folder of a closed spool that holds nothing any more; what was set aside counts as something."""
+        """Removes the folder of a closed spool that holds nothing any more."""
         try:
             if not self.closed() or set(os.listdir(self.path)) - {LOCK, WATERMARK, CLOSED, SHIPPED}:
                 return False
@@ -127,20 +149,38 @@ def folders(root: Path) -> Iterator[SpoolFolder]:
                 yield SpoolFolder(path)
 
 
+def seal(segment: ActiveSegment) -> None:
+    """Seals it, or what is whole of it. Raises `OSError` or `sqlite3.Error` where that cannot be done now."""
+    try:
+        segment.seal()
+    except sqlite3.Error as error:
+        if not means_damage(error):
+            raise
+        seal_what_is_whole(segment.path, str(error))
+        segment.close()
+
+
 def _seal_remains(folder: SpoolFolder) -> None:
     """Seals, in order, what a dead writer left active. The caller holds the lock."""
     for path in sorted(folder.path.glob("active-*.db")):
         try:
-            ActiveSegment(path).seal()
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as error:
-            folder.set_aside(path, str(error))
+            with frames_taken(path) as frames:
+                if lacks_its_end(path, frames):
+                    seal_what_is_whole(path, "a transaction in its write-ahead log is damaged")
+                    continue
+            segment = ActiveSegment(path)
+        except sqlite3.Error as error:
+            if not means_damage(error):
+                raise
+            seal_what_is_whole(path, str(error))
+        else:
+            seal(segment)
     folder.mark_closed()
 
 
 def adopt(root: Path) -> list[str]:
     """Closes every dead spool below `root`; returns the ids of those that it closed now."""
+    _sweep(root)
     adopted = []
     for folder in folders(root):
         if folder.closed() or (fd := take_lock(folder.path)) is None:
@@ -150,11 +190,23 @@ def adopt(root: Path) -> list[str]:
                 _seal_remains(folder)
                 adopted.append(folder.spool_id)
                 log.info("spool %s adopted: its process is gone", folder.spool_id)
-        except (OSError, sqlite3.OperationalError) as error:
+        except (OSError, sqlite3.Error) as error:
             log.error("spool %s cannot be adopted now: %s", folder.spool_id, error)
         finally:
             os.close(fd)
     return adopted
+
+
+def _sweep(root: Path) -> None:
+    """Removes what crashes left half made: spools that were never opened, segments that were never put in place."""
+    for path in [*root.glob(f"{UNFINISHED}*"), *root.glob(f"*/{UNFINISHED}*")]:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime > time.time() - _UNFINISHED_SECONDS:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def low_watermark(root: Path, now: float | None = None) -> float:

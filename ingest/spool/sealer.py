@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from ingest.spool.folder import STAMP_SLACK, SpoolFolder
+from ingest.spool.folder import STAMP_SLACK, SpoolFolder, seal
 from ingest.spool.room import Room
 from ingest.spool.segment import ActiveSegment
 
@@ -79,13 +79,10 @@ class Sealer:
         while self._full:
             segment = self._full[0]
             try:
-                segment.seal()
-            except (sqlite3.OperationalError, OSError) as error:
+                seal(segment)
+            except (sqlite3.Error, OSError) as error:
                 log.error("spool %s: %s cannot be sealed now: %s", self._folder.spool_id, segment.path.name, error)
                 return False
-            except sqlite3.DatabaseError as error:
-                segment.close()
-                self._folder.set_aside(segment.path, str(error))
             self._full.popleft()
         return True
 

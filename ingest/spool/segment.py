@@ -1,21 +1,44 @@
-"""One segment: a SQLite file with a table `events(sequence, payload)`.
+"""One segment: a SQLite file with a table `events(sequence, crc, payload)`.
 
 While active it has a write-ahead log beside it and each commit is an fsync. Sealing moves the log into the
 file, turns it back into a single file, and renames it to its range. A sealed segment is opened read-only and
 immutable: no lock, no `-shm`, by any user.
+
+Each row has a checksum (CRC-32C) of its sequence and its payload, and a segment has every sequence from its first to
+its last. Whoever reads it checks both, so that no damage passes for a row, or for the lack of one. Segments of before
+0.1 lack the column; they are read as SQLite gives them.
 """
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from crc32c import crc32c
+
+from ingest.contracts.events import Lost, encode_event
 from ingest.contracts.files import sync
 from ingest.spool.errors import SegmentDamaged, SegmentUnavailable
 
-_SCHEMA = "CREATE TABLE IF NOT EXISTS events (sequence INTEGER PRIMARY KEY AUTOINCREMENT, payload BLOB NOT NULL)"
+PAGE_BYTES = 4096
+"""SQLite's page size, of every segment."""
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS events (sequence INTEGER PRIMARY KEY, crc INTEGER NOT NULL, payload BLOB NOT NULL)"
+)
+_SEALED = re.compile(r"(\d{16})-(\d{16})\.db")
+_INSERT_ROWS = 64
+"""Rows of one INSERT: each statement hands Python's lock to another thread and waits for it."""
+_INSERT_BYTES = 1 << 20
+"""Or fewer, of large ones: SQLite copies them."""
 _READ_ROWS = 256
+_NOT_NOW = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_INTERRUPT}
+_NOT_NOW |= {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM}
+_NOT_NOW |= {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH}
+"""Errors that say nothing of what the file holds."""
 
 
 class SealedSegment(NamedTuple):
@@ -26,6 +49,33 @@ class SealedSegment(NamedTuple):
     path: Path
 
 
+def segment_at(path: Path) -> SealedSegment | None:
+    """The sealed segment that `path` names; None where it names something else."""
+    match = _SEALED.fullmatch(path.name)
+    return SealedSegment(int(match[1]), int(match[2]), path) if match else None
+
+
+def checksum(sequence: int, payload: bytes) -> int:
+    """What stands beside a row."""
+    return crc32c(payload, crc32c(sequence.to_bytes(8, "little")))
+
+
+def means_damage(error: sqlite3.Error) -> bool:
+    """Whether the error speaks of the file's bytes, and not of the disk, a lock or a right."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF not in _NOT_NOW
+
+
+@contextmanager
+def frames_taken(path: Path) -> Iterator[int]:
+    """While it is open: how many frames of the write-ahead log of an active segment SQLite takes for whole."""
+    with closing(_connect(path)) as connection:
+        yield connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+
 class ActiveSegment:
     """The segment being written. Used by one thread at a time; not by another process while its lock is held."""
 
@@ -33,10 +83,12 @@ class ActiveSegment:
         """Opens or creates `path`; what a dead writer left in its write-ahead log is recovered."""
         self.path = path
         self.bytes = 0
+        self._last = 0
         self._range: tuple[int, int] | None = None
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection = _connect(path)
         try:
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "wal_autocheckpoint=0"):
+            pragmas = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "wal_autocheckpoint=0")
+            for pragma in (f"page_size={PAGE_BYTES}", *pragmas):
                 self._connection.execute(f"PRAGMA {pragma}")
             self._connection.execute(_SCHEMA)
         except sqlite3.Error:
@@ -45,17 +97,32 @@ class ActiveSegment:
         sync(path.parent)
 
     def write(self, first: int, payloads: Sequence[bytes]) -> None:
-        """Commits `payloads` as sequences `first`, `first + 1`, …; durable on return. Raises `sqlite3.Error`."""
+        """Commits `payloads` as sequences `first`, `first + 1`, …; durable on return. Raises `sqlite3.Error`.
+
+        Sequences that were passed over, for their commit failed, are written as lost: a segment has no holes.
+        """
+        if self._last and first > self._last + 1:
+            never = encode_event(Lost("its commit failed: nobody was told that it is recorded"))
+            payloads = [never] * (first - self._last - 1) + list(payloads)
+            first = self._last + 1
+        size = sum(map(len, payloads))
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            connection.executemany("INSERT INTO events VALUES (?, ?)", enumerate(payloads, first))
+            rows = max(1, min(_INSERT_ROWS, _INSERT_BYTES * len(payloads) // size)) if size else _INSERT_ROWS
+            for at in range(0, len(payloads), rows):
+                chunk = payloads[at : at + rows]
+                values: list[int | bytes] = []
+                for sequence, payload in enumerate(chunk, first + at):
+                    values += (sequence, checksum(sequence, payload), payload)
+                connection.execute(f"INSERT INTO events VALUES {','.join(['(?,?,?)'] * len(chunk))}", values)
             connection.execute("COMMIT")
         except sqlite3.Error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        self.bytes += sum(map(len, payloads))
+        self._last = first + len(payloads) - 1
+        self.bytes += size
 
     def seal(self) -> SealedSegment | None:
         """Makes it a single immutable file named by its range; an empty one is removed (None).
@@ -84,23 +151,38 @@ class ActiveSegment:
 
 
 def read_segment(path: Path, after: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(sequence, payload) of a sealed segment past `after`, in order.
+    """(sequence, payload) of a sealed segment past `after`, in order, each as it was written.
 
-    Raises `SegmentDamaged` or `SegmentUnavailable`, also in mid-way.
+    Raises `SegmentDamaged` or `SegmentUnavailable`, also in mid-way: before the row that it cannot vouch for.
     """
+    segment = segment_at(path)
+    assert segment is not None, "only sealed segments are read"
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-        try:
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone():
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            columns = [name for _, name, *_ in connection.execute("PRAGMA table_info(events)")]
+            if columns == ["sequence", "crc", "payload"]:
+                yield from _checked(connection, segment, after)
+            elif columns == ["sequence", "payload"]:
+                query = "SELECT sequence, payload FROM events WHERE sequence > ? ORDER BY sequence"
+                yield from connection.execute(query, (after,))
+            else:
                 raise SegmentDamaged(f"{path} has no table of events")
-            cursor = connection.execute(
-                "SELECT sequence, payload FROM events WHERE sequence > ? ORDER BY sequence", (after,)
-            )
-            while rows := cursor.fetchmany(_READ_ROWS):
-                yield from rows
-        finally:
-            connection.close()
-    except sqlite3.OperationalError as error:
+    except sqlite3.Error as error:
+        if means_damage(error):
+            raise SegmentDamaged(f"{path} is damaged: {error}") from error
         raise SegmentUnavailable(f"{path} cannot be read now: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise SegmentDamaged(f"{path} is damaged: {error}") from error
+
+
+def _checked(connection: sqlite3.Connection, segment: SealedSegment, after: int) -> Iterator[tuple[int, bytes]]:
+    # All rows, and not those past `after`: the way down the tree to the first of them is damaged unseen.
+    cursor = connection.execute("SELECT sequence, crc, payload FROM events ORDER BY sequence")
+    expected = segment.first
+    while rows := cursor.fetchmany(_READ_ROWS):
+        for sequence, crc, payload in rows:
+            if sequence != expected or type(payload) is not bytes or crc != checksum(sequence, payload):
+                raise SegmentDamaged(f"{segment.path} is damaged at sequence {expected}")
+            expected += 1
+            if sequence > after:
+                yield sequence, payload
+    if expected != segment.last + 1:
+        raise SegmentDamaged(f"{segment.path} is damaged: it ends before sequence {expected}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ingest.spool import damages
 from pipelines.config import Config
 from pipelines.control import Control
 from pipelines.errors import PipelineError
@@ -35,10 +36,9 @@ def status(config: Config) -> dict:
             fleet = Control(found.control, keys.control_token, timeout=3).fleet()
         except PipelineError as error:
             problems.append(str(error))
-    if damaged := sum(1 for _ in home.spool.glob("*/*.db.damaged")):
-        problems.append(
-            f"damaged segments set aside below {home.spool}, so that the log lacks what is in them: {damaged}"
-        )
+    for damage in damages(home.spool):
+        rows = damage.lost_rows if damage.whole or damage.lost else "all"
+        problems.append(f"spool {damage.spool_id}: {damage.file} was damaged, {rows} rows are lost: see the rejects")
     desired = {policy["name"]: policy["desired"]["version"] for policy in fleet["policies"]}
     runs = Runs(home.database) if home.database.exists() else None
     looks = next_looks(home.database) if running else {}

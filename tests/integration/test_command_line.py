@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ingest.contracts.ids import keyed_hash
+from ingest.spool import SpoolFolder
 from pipelines.cli import stack as commands
 from pipelines.config import load
 from pipelines.home import Home
@@ -126,12 +127,14 @@ def test_status_shows_where_a_running_stack_listens(
     assert "gateway http://127.0.0.1:8700 · metrics http://127.0.0.1:8701/metrics\n" in capsys.readouterr().out
 
 
-def test_status_counts_segments_that_were_set_aside(folder: Path) -> None:
+def test_status_tells_of_damaged_segments(folder: Path) -> None:
     spool = Home.at(folder / "here").spool / ("a" * 32)
     spool.mkdir(parents=True)
-    (spool / f"{1:016d}-{2:016d}.db.damaged").touch()
+    (spool / f"{1:016d}-{2:016d}.db").write_bytes(b"no segment")
+    (segment,) = SpoolFolder(spool).sealed()
+    assert len(list(SpoolFolder(spool).read(segment))) == 2
     (problem,) = json.loads(everloop(folder, "status", "--json").stdout)["problems"]
-    assert problem.endswith(": 1")
+    assert "2 rows are lost" in problem
 
 
 def test_config_check_and_reference(folder: Path) -> None:

@@ -11,7 +11,6 @@ from ingest.contracts.erasure import Erasure
 from ingest.contracts.events import decode_event
 from ingest.spool import (
     CommitTimeout,
-    SegmentDamaged,
     Spool,
     SpoolClosed,
     SpoolFolder,
@@ -138,22 +137,6 @@ async def test_a_slow_disk_is_a_timeout_that_says_whether_the_events_were_withdr
     assert [name for _, name in sealed_events(spool.folder)] == ["taken"]
 
 
-def test_a_damaged_segment_is_told_apart_and_a_damaged_active_one_set_aside(tmp_path: Path):
-    spool = Spool.open(tmp_path)
-    spool.append_sync([erasure("good")])
-    spool.close()
-    [segment] = spool.folder.sealed()
-    segment.path.write_bytes(b"not a database, and long enough to be looked at as one" * 40)
-    with pytest.raises(SegmentDamaged):
-        list(read_segment(segment.path))
-
-    dead = tmp_path / "dead"
-    dead.mkdir()
-    (dead / "active-0000000000000001.db").write_bytes(b"neither is this one" * 400)
-    assert adopt(tmp_path) == ["dead"]
-    assert [p.name for p in dead.glob("*.damaged")] == ["active-0000000000000001.db.damaged"]
-
-
 def test_what_cannot_be_sealed_now_is_sealed_later_and_holds_back_the_rest(tmp_path: Path):
     spool = Spool.open(tmp_path, segment_seconds=0.1)
     seal, tries = spool._active.seal, []
@@ -161,7 +144,9 @@ def test_what_cannot_be_sealed_now_is_sealed_later_and_holds_back_the_rest(tmp_p
     def seal_when_there_is_room():
         tries.append(spool.folder.sealed())
         if len(tries) < 3:
-            raise sqlite3.OperationalError("database or disk is full")
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
         return seal()
 
     spool._active.seal = seal_when_there_is_room  # type: ignore[method-assign]
