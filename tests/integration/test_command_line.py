@@ -45,7 +45,7 @@ def test_help_names_every_command(folder: Path) -> None:
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and line.strip()}
     assert {
         *("up", "down", "status", "doctor", "run", "runs", "train", "evaluate", "versions", "promote", "rollback"),
-        *("keys", "subjects", "log", "kafka", "config", "gateway", "control", "engine", "simulate", "demo"),
+        *("keys", "subjects", "dataset", "log", "kafka", "config", "gateway", "control", "engine", "simulate", "demo"),
     } <= listed
 
 
