@@ -9,20 +9,24 @@ each table gets a commit of metadata (`fence`), then rows are deleted. An append
 snapshot: either it sees the erasure, or its snapshot is older than the fence and it is refused.
 """
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from ingest.contracts.erasure import Erasure
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, SPOOL_LIFE_DAYS, TURNS, open_table
 from ingest.rows import Erased
+
+T = TypeVar("T")
 
 FENCED = (FEEDBACK, REJECTS, TURNS)
 """Tables that hold what people wrote."""
@@ -41,27 +45,60 @@ class Moved(Exception):
     """The erasures are no longer those that rows were chosen by: choose again."""
 
 
+class Table:
+    """A table of the lake as a writer sees it: a snapshot, and newer ones on request."""
+
+    def __init__(self, lake: Path, name: str) -> None:
+        self.name = name
+        self._lake = lake
+        self.snapshot = open_table(lake, name)
+
+    def renew(self) -> DeltaTable:
+        """The newest version."""
+        try:
+            self.snapshot.update_incremental()
+        except DeltaError:  # an erasure cleared the log that the snapshot needs
+            self.snapshot = open_table(self._lake, self.name)
+        return self.snapshot
+
+    def decide(self, question: Callable[[DeltaTable], T]) -> T:
+        """What `question` says of the snapshot, once it has committed through it what it had to.
+
+        Refused, it is asked again of the newest one. Raises `LandError` when other writers win every time.
+        """
+        refused: DeltaError | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                return question(self.snapshot)
+            except DeltaError as error:
+                refused = error
+            with contextlib.suppress(DeltaError):
+                self.snapshot = open_table(self._lake, self.name)
+        raise LandError(f"table {self.name}: {ATTEMPTS} commits in a row were refused ({refused}); land again")
+
+    def landed(self, spool_id: str) -> int:
+        """The last sequence of the spool, in the newest version."""
+        self.renew()
+        return self.decide(lambda snapshot: snapshot.transaction_version(spool_id) or 0)
+
+
 class Erasures:
     """The erasures as the lake has them now, read anew only when their table has moved."""
 
     def __init__(self, lake: Path) -> None:
-        self.table = open_table(lake, ERASURES)
+        self.table = Table(lake, ERASURES)
         self._version = -1
         self._rows: list[Erasure] = []
 
     def read(self) -> Erased:
         """A copy, which the caller may add to."""
-        self.table.update_incremental()
-        if self.table.version() != self._version:
-            columns = ["erasure_id", "target", "digest", "requested_at"]
-            found = self.table.to_pyarrow_dataset().to_table(columns=columns).to_pylist()
-            self._rows, self._version = [Erasure(**row) for row in found], self.table.version()
+        self.table.renew()
+        self.table.decide(self._read)
         return Erased(self._rows)
 
     def check(self) -> None:
         """Raises `Moved` unless they are still those of the last `read`. Ask after the snapshot was taken."""
-        self.table.update_incremental()
-        if self.table.version() != self._version:
+        if self.table.renew().version() != self._version:
             raise Moved
 
     def unknown(self, rows: pa.Table) -> pa.Array:
@@ -69,39 +106,35 @@ class Erasures:
         known = {erasure.digest for erasure in self._rows}
         return pa.array([digest not in known for digest in rows["digest"].to_pylist()], pa.bool_())
 
+    def _read(self, snapshot: DeltaTable) -> None:
+        if snapshot.version() != self._version:
+            columns = ["erasure_id", "target", "digest", "requested_at"]
+            found = snapshot.to_pyarrow_dataset().to_table(columns=columns).to_pylist()
+            self._rows, self._version = [Erasure(**row) for row in found], snapshot.version()
 
-def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int], now: float) -> str | None:
-    """Appends through the table's snapshot; why it was refused, and the table is then at its newest version.
+
+def commit(snapshot: DeltaTable, rows: pa.Table, transactions: Mapping[str, int], now: float) -> None:
+    """Appends through the snapshot. Raises `DeltaError` where it was refused.
 
     `transactions`: application id → its new version. `now`: Unix seconds, from which their expiry counts.
     """
     told = [Transaction(name, version, int(now * 1000)) for name, version in transactions.items()]
-    try:
-        properties = CommitProperties(app_transactions=told)
-        write_deltalake(table, rows, mode="append", writer_properties=_WRITER, commit_properties=properties)
-    except DeltaError as error:  # a conflict; or an erasure cleared the log that the snapshot needs
-        table.update_incremental()
-        return str(error)
-    if table.version() < _checkpoint(table):
+    properties = CommitProperties(app_transactions=told)
+    write_deltalake(snapshot, rows, mode="append", writer_properties=_WRITER, commit_properties=properties)
+    if snapshot.version() < _checkpoint(snapshot):
         # The log was cleared while this process slept between its look and its commit: readers never see that one.
-        table.update_incremental()
-        return "an erasure cleared the log meanwhile"
-    return None
+        raise CommitFailedError("an erasure cleared the log meanwhile")
 
 
-def fence(lake: Path, names: tuple[str, ...] = FENCED) -> None:
+def fence(lake: Path, names: Iterable[str] = FENCED) -> None:
     """Every append to these tables that began before now is refused, and then sees the erasures as they stand."""
     for name in names:
-        table = open_table(lake, name)
-        for _ in range(ATTEMPTS):
-            try:
-                table.alter.set_table_properties({_FENCE: f"{time.time():.6f}"}, raise_if_not_exists=False)
-                break
-            except DeltaError as error:
-                refused = error
-                table.update_incremental()
-        else:
-            raise LandError(f"table {name} could not be fenced, other writers came first: {refused}")
+        set_property(Table(lake, name), _FENCE, f"{time.time():.6f}")
+
+
+def set_property(table: Table, name: str, value: str) -> None:
+    """A commit of metadata."""
+    table.decide(lambda snapshot: snapshot.alter.set_table_properties({name: value}, raise_if_not_exists=False))
 
 
 def outlive(lake: Path, retention_days: float) -> None:
@@ -109,31 +142,26 @@ def outlive(lake: Path, retention_days: float) -> None:
     forwards them is switched off: an id that is forgotten too early lands again."""
     kept = math.ceil(retention_days) + SPOOL_LIFE_DAYS
     for name in (ERASURES, *FENCED):
-        table = open_table(lake, name)
-        for _ in range(ATTEMPTS):
-            words = table.metadata().configuration.get(_IDS_KEPT, "interval 0 days").split()
-            if int(words[1]) >= kept:
-                break
-            try:
-                table.alter.set_table_properties({_IDS_KEPT: f"interval {kept} days"})
-            except DeltaError:
-                table.update_incremental()
+        table = Table(lake, name)
+        if int(table.snapshot.metadata().configuration.get(_IDS_KEPT, "interval 0 days").split()[1]) < kept:
+            set_property(table, _IDS_KEPT, f"interval {kept} days")
 
 
-def refresh(table: DeltaTable, spool_ids: Iterable[str], now: float) -> None:
-    """The numbers of these spools are remembered as long as if they had landed something now."""
-    for _ in range(ATTEMPTS):
-        have = {spool_id: table.transaction_version(spool_id) or 0 for spool_id in spool_ids}
-        have = {spool_id: last for spool_id, last in have.items() if last}
-        nothing = SCHEMAS[TURNS].empty_table()
-        if not have or commit(table, nothing, have, now) is None:
-            return
+def refresh(lake: Path, spool_ids: Iterable[str], now: float) -> None:
+    """The numbers of these spools are remembered as long as if they had landed something at `now`."""
+
+    def again(snapshot: DeltaTable) -> None:
+        have = {spool_id: snapshot.transaction_version(spool_id) or 0 for spool_id in spool_ids}
+        if have := {spool_id: last for spool_id, last in have.items() if last}:
+            commit(snapshot, SCHEMAS[TURNS].empty_table(), have, now)
+
+    Table(lake, TURNS).decide(again)
 
 
-def _checkpoint(table: DeltaTable) -> int:
+def _checkpoint(snapshot: DeltaTable) -> int:
     """The version of the newest checkpoint; 0 where there is none."""
+    folder = Path(unquote(snapshot.table_uri.removeprefix("file://")))
     try:
-        folder = Path(unquote(table.table_uri.removeprefix("file://")))
         return json.loads((folder / "_delta_log" / "_last_checkpoint").read_text())["version"]
     except FileNotFoundError:
         return 0

@@ -8,6 +8,8 @@ How far a table has got is in the table: the spool id is a Delta application id,
 `turns` is committed last, so what it says is true of all.
 """
 
+import contextlib
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from deltalake.exceptions import DeltaError
 
 TURNS, FEEDBACK, ERASURES, REJECTS = "turns", "feedback", "erasures", "rejects"
 WATERMARKS = "watermarks"
+
+_OPENINGS = 10
 
 SPOOL_LIFE_DAYS = 366
 """The number of a spool is remembered for so long after its last event, and the log's retention on top."""
@@ -84,7 +88,7 @@ def open_table(lake: Path, name: str) -> DeltaTable:
         except DeltaError:
             if not DeltaTable.is_deltatable(str(path)):  # not even by another process, just now
                 raise
-    table = DeltaTable(path)
+    table = _newest(path)
     missing = set(SCHEMAS[name].names) - {field.name for field in table.schema().fields}
     if missing:
         raise LakeError(
@@ -92,6 +96,15 @@ def open_table(lake: Path, name: str) -> DeltaTable:
             "converts no lake yet; start a new one in another folder"
         )
     return table
+
+
+def _newest(path: Path) -> DeltaTable:
+    """An erasure may clear the log between a reader's look at it and the reading: then once more."""
+    for _ in range(_OPENINGS):
+        with contextlib.suppress(DeltaError):
+            return DeltaTable(path)
+        time.sleep(0.02)
+    return DeltaTable(path)
 
 
 def read(lake: Path, name: str, version: int | None = None) -> pyarrow.dataset.Dataset:

@@ -21,9 +21,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
-from ingest.commits import ATTEMPTS, Erasures, LandError, Moved, commit, fence, outlive
+from ingest.commits import ATTEMPTS, Erasures, LandError, Moved, Table, commit, fence, outlive
 from ingest.config import LakeSettings, LogSettings
 from ingest.contracts.events import Record
 from ingest.embedded_log import retain
@@ -93,7 +92,7 @@ class _Lander:
     def __init__(self, lake: Path) -> None:
         self._lake = lake
         self.erasures = Erasures(lake)
-        self._tables = {name: open_table(lake, name) for name in _ORDER} | {ERASURES: self.erasures.table}
+        self._tables = {name: Table(lake, name) for name in _ORDER} | {ERASURES: self.erasures.table}
         self.rows = dict.fromkeys(_ORDER, 0)
         self.erased = 0
         self.deleted = 0
@@ -101,8 +100,7 @@ class _Lander:
 
     def after(self, spool_id: str) -> int:
         """The last sequence of the spool that is in the lake with everything before it."""
-        self._tables[TURNS].update_incremental()
-        return self._tables[TURNS].transaction_version(spool_id) or 0
+        return self._tables[TURNS].landed(spool_id)
 
     def take(self, batch: list[Record]) -> None:
         """Lands a batch, in which a spool's records come in order. Raises `LandError`."""
@@ -111,7 +109,7 @@ class _Lander:
             found = sort(batch, self.erasures.read(), time.time())
             try:
                 for name in _ORDER:
-                    self.rows[name] += append(self._tables[name], name, found.tables[name], upto, self.erasures)
+                    self.rows[name] += append(self._tables[name], found.tables[name], upto, self.erasures)
                     if name == ERASURES and found.gone:
                         self.deleted += self._forget_feedback(found.gone)
             except Moved:
@@ -123,43 +121,39 @@ class _Lander:
     def _forget_feedback(self, turn_ids: frozenset[str]) -> int:
         """Deletes what landed about turns before they came and were dropped; returns how much that was."""
         fence(self._lake, (FEEDBACK,))
-        for _ in range(ATTEMPTS):
-            table = self._tables[FEEDBACK]
-            table.update_incremental()
-            about = pc.field("target_id").isin(sorted(turn_ids)) & (pc.field("target") != "session")
-            if not table.to_pyarrow_dataset().count_rows(filter=about):
+        about = pc.field("target_id").isin(sorted(turn_ids)) & (pc.field("target") != "session")
+        names = ", ".join("'" + turn_id.replace("'", "''") + "'" for turn_id in sorted(turn_ids))
+
+        def delete(snapshot: DeltaTable) -> int:
+            if not snapshot.to_pyarrow_dataset().count_rows(filter=about):
                 return 0
-            names = ", ".join("'" + turn_id.replace("'", "''") + "'" for turn_id in sorted(turn_ids))
-            try:
-                metrics = table.delete(f"target <> 'session' AND target_id IN ({names})")
-            except DeltaError:
-                continue
-            return metrics["num_deleted_rows"]
-        raise LandError("feedback on erased turns could not be deleted, other writers came first; land again")
+            return snapshot.delete(f"target <> 'session' AND target_id IN ({names})")["num_deleted_rows"]
+
+        self._tables[FEEDBACK].renew()
+        return self._tables[FEEDBACK].decide(delete)
 
 
-def append(table: DeltaTable, name: str, rows: pa.Table, upto: Mapping[str, int], erasures: Erasures) -> int:
+def append(table: Table, rows: pa.Table, upto: Mapping[str, int], erasures: Erasures) -> int:
     """Commits those rows that the table does not have, and that it has all up to `upto`; returns how many they were.
 
     Raises `Moved` where the rows were chosen by erasures that are no longer all; `LandError` when other writers win
     every time.
     """
-    refused: str | None = None
-    for _ in range(ATTEMPTS):
-        if name != ERASURES:
+
+    def fresh(snapshot: DeltaTable) -> int:
+        if table.name != ERASURES:
             erasures.check()
-        have = {spool_id: table.transaction_version(spool_id) or 0 for spool_id in upto}
-        fresh = _past(rows, have)
-        if name == ERASURES:  # a turn that is dropped only now leaves one in its place, which may be behind
-            fresh = pc.or_(fresh, erasures.unknown(rows))
-        new = rows.filter(fresh)
+        have = {spool_id: snapshot.transaction_version(spool_id) or 0 for spool_id in upto}
+        new = _past(rows, have)
+        if table.name == ERASURES:  # a turn that is dropped only now leaves one in its place, which may be behind
+            new = pc.or_(new, erasures.unknown(rows))
         ahead = {spool_id: last for spool_id, last in upto.items() if last > have[spool_id]}
-        if not new.num_rows and (name != TURNS or not ahead):
-            return 0
-        refused = commit(table, new, ahead, time.time())
-        if refused is None:
-            return new.num_rows
-    raise LandError(f"table {name}: {ATTEMPTS} commits in a row were refused ({refused}); land again")
+        found = rows.filter(new)
+        if found.num_rows or (table.name == TURNS and ahead):
+            commit(snapshot, found, ahead, time.time())
+        return found.num_rows
+
+    return table.decide(fresh)
 
 
 def _past(rows: pa.Table, have: Mapping[str, int]) -> pa.Array:

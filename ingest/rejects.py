@@ -11,9 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
-from ingest.commits import ATTEMPTS, Erasures, LandError, Moved, commit
+from ingest.commits import ATTEMPTS, Erasures, LandError, Moved, Table, commit
 from ingest.contracts.events import Record
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, open_table
 from ingest.rows import READER, sort
@@ -43,55 +42,42 @@ def _reland(lake: Path, batch: list[Record], erasures: Erasures) -> int:
         found = sort(batch, erasures.read(), time.time())
         try:
             for name in (ERASURES, FEEDBACK, TURNS):
-                landed += _append(open_table(lake, name), found.tables[name], None if name == ERASURES else erasures)
+                landed += _append(Table(lake, name), found.tables[name], None if name == ERASURES else erasures)
         except Moved:
             continue
         break
     else:
         raise LandError("erasures came faster than rejects could be landed; land again")
     still = set(zip(*(found.tables[REJECTS][name].to_pylist() for name in ("spool_id", "sequence")), strict=True))
-    _tell(open_table(lake, REJECTS), batch, still)
+    _tell(Table(lake, REJECTS), batch, still)
     return landed
 
 
-def _append(table: DeltaTable, rows: pa.Table, erasures: Erasures | None) -> int:
-    refused: str | None = None
-    for _ in range(ATTEMPTS):
+def _append(table: Table, rows: pa.Table, erasures: Erasures | None) -> int:
+    def fresh(snapshot: DeltaTable) -> int:
         if erasures is not None:
             erasures.check()
-        if not rows.num_rows:
-            return 0
-        spools = pc.unique(rows["spool_id"])
-        there = table.to_pyarrow_dataset().to_table(
-            columns=["spool_id", "sequence"], filter=pc.field("spool_id").isin(spools)
+        there = snapshot.to_pyarrow_dataset().to_table(
+            columns=["spool_id", "sequence"], filter=pc.field("spool_id").isin(pc.unique(rows["spool_id"]))
         )
         have = set(zip(there["spool_id"].to_pylist(), there["sequence"].to_pylist(), strict=True))
         places = zip(rows["spool_id"].to_pylist(), rows["sequence"].to_pylist(), strict=True)
         new = rows.filter(pa.array([place not in have for place in places], pa.bool_()))
-        if not new.num_rows:
-            return 0
-        refused = commit(table, new, {_RELANDING: (table.transaction_version(_RELANDING) or 0) + 1}, time.time())
-        if refused is None:
-            return new.num_rows
-    raise LandError(f"{ATTEMPTS} commits of what had been rejected were refused ({refused}); land again")
+        if new.num_rows:
+            commit(snapshot, new, {_RELANDING: (snapshot.transaction_version(_RELANDING) or 0) + 1}, time.time())
+        return new.num_rows
+
+    return table.decide(fresh) if rows.num_rows else 0
 
 
-def _tell(table: DeltaTable, batch: list[Record], still: set[tuple[str, int]]) -> None:
+def _tell(table: Table, batch: list[Record], still: set[tuple[str, int]]) -> None:
     """Takes out of the table what was read or is erased; what was not is this code's reject from now on."""
     gone = [r for r in batch if (r.spool_id, r.sequence) not in still]
-    refused: DeltaError | None = None
-    for _ in range(ATTEMPTS):
-        try:
-            if gone:
-                table.delete(_places(gone))
-            if still:
-                left = [r for r in batch if (r.spool_id, r.sequence) in still]
-                table.update(updates={"reader": f"'{READER}'"}, predicate=_places(left))
-            return
-        except DeltaError as error:
-            refused = error
-            table.update_incremental()
-    raise LandError(f"the table of rejects could not be changed, other writers came first ({refused}); land again")
+    left = [r for r in batch if (r.spool_id, r.sequence) in still]
+    if gone:
+        table.decide(lambda snapshot: snapshot.delete(_places(gone)))
+    if left:
+        table.decide(lambda snapshot: snapshot.update(updates={"reader": f"'{READER}'"}, predicate=_places(left)))
 
 
 def _places(records: list[Record]) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from deltalake import DeltaTable, WriterProperties
 from deltalake.exceptions import DeltaError
 
-from ingest.commits import ATTEMPTS, FENCED, LandError, fence, refresh
+from ingest.commits import FENCED, Table, fence, refresh, set_property
 from ingest.config import LakeSettings
 from ingest.contracts.files import read_manifest
 from ingest.lake import SCHEMAS, TURNS, open_table
@@ -56,20 +56,19 @@ def upkeep(
         began = time.time()
         fence(lake)
         for name in SCHEMAS:
-            _forget_past(open_table(lake, name), settings, began if name in FENCED else began - 3600)
+            _forget_past(Table(lake, name), settings, began if name in FENCED else began - 3600)
         return
     pinned = _pinned(datasets, now - settings.reproducible_days * 86400) if datasets else {}
     for name in SCHEMAS:
-        table = open_table(lake, name)
+        table = Table(lake, name)
         try:
-            _compact(table)
+            _compact(table.snapshot)
             _keep_log(table, settings)
-            keep = [version for version in pinned.get(name, ()) if _readable(table, version)]
-            table.vacuum(
+            keep = [version for version in pinned.get(name, ()) if _readable(table.snapshot, version)]
+            table.snapshot.vacuum(
                 settings.old_files_hours, dry_run=False, enforce_retention_duration=False, full=True, keep_versions=keep
             )
-            table.create_checkpoint()
-            table.cleanup_metadata()
+            _checkpoint(table)
         except DeltaError as error:
             logger.info("table %s is left to the next upkeep, another writer came first: %s", name, error)
 
@@ -86,7 +85,7 @@ def upkeep_if_due(
         turns.alter.set_table_properties({_LOOKED_AFTER: f"{now:.3f}"}, raise_if_not_exists=False)
     except DeltaError:  # another lander does it
         return False
-    refresh(turns, living, now)
+    refresh(lake, living, now)
     upkeep(lake, settings, now, datasets=datasets)
     return True
 
@@ -97,11 +96,18 @@ def _compact(table: DeltaTable) -> None:
         table.optimize.compact(target_size=_TARGET_BYTES, writer_properties=_WRITER)
 
 
-def _keep_log(table: DeltaTable, settings: LakeSettings) -> None:
+def _keep_log(table: Table, settings: LakeSettings) -> None:
     """As long as a version may be asked for, and a day."""
     kept = f"interval {math.ceil(settings.reproducible_days) + 1} days"
-    if table.metadata().configuration.get(_LOG_KEPT) != kept:
-        table.alter.set_table_properties({_LOG_KEPT: kept})
+    if table.snapshot.metadata().configuration.get(_LOG_KEPT) != kept:
+        set_property(table, _LOG_KEPT, kept)
+
+
+def _checkpoint(table: Table) -> None:
+    """One of the newest version; what is older and past its time leaves the log."""
+    snapshot = table.renew()
+    snapshot.create_checkpoint()
+    snapshot.cleanup_metadata()
 
 
 def _pinned(datasets: Path, since: float) -> dict[str, set[int]]:
@@ -123,22 +129,16 @@ def _readable(table: DeltaTable, version: int) -> bool:
     return True
 
 
-def _forget_past(table: DeltaTable, settings: LakeSettings, began: float) -> None:
-    refused: DeltaError | None = None
-    for _ in range(ATTEMPTS):
-        try:
-            table.update_incremental()
-            # By hand: what an append under way has written is named by no version yet, and is younger.
-            folder = Path(unquote(table.table_uri.removeprefix("file://")))
-            for name in table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True):
-                path = folder / unquote(name)
-                if path.exists() and path.stat().st_mtime < began:
-                    path.unlink()
-            table.alter.set_table_properties({_LOG_KEPT: "interval 0 seconds"})
-            table.create_checkpoint()
-            table.cleanup_metadata()
-            _keep_log(table, settings)
-            return
-        except DeltaError as error:
-            refused = error
-    raise LandError(f"the past of {table.table_uri} could not be removed, other writers came first ({refused})")
+def _forget_past(table: Table, settings: LakeSettings, began: float) -> None:
+    def clear(snapshot: DeltaTable) -> None:
+        # By hand: what an append under way has written is named by no version yet, and is younger.
+        folder = Path(unquote(snapshot.table_uri.removeprefix("file://")))
+        for name in snapshot.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True):
+            path = folder / unquote(name)
+            if path.exists() and path.stat().st_mtime < began:
+                path.unlink()
+
+    table.decide(clear)
+    set_property(table, _LOG_KEPT, "interval 0 seconds")
+    table.decide(lambda _: _checkpoint(table))
+    _keep_log(table, settings)

@@ -56,7 +56,9 @@ class LocalStages:
         """Log to lake, then each turn's state. The cut of everything later in the run is set here."""
         h, s = self._home, self._settings
         log = self._config.log_settings(self._addresses.kafka)
-        landed = self._ingest("ingest.land:land", log=log, spool=h.spool, lake=h.lake)
+        landed = self._ingest(
+            "ingest.land:land", log=log, spool=h.spool, lake=h.lake, settings=self._config.lake, datasets=h.datasets
+        )
         cut_at = self._clock()
         inputs = {
             "lake_versions": landed["lake_versions"],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
 from ingest.contracts.arrays import pack_ids, pack_logprobs
@@ -89,3 +90,14 @@ def as_event(row: dict[str, Any]) -> Turn:
     """The event that the turn landed from, as far as a row of `turn` tells."""
     known = {name: row[name] for name in Turn.__struct_fields__ if name in row}
     return Turn(**known | {"sampling": {}, "weight_versions": (), "engine_id": ""})
+
+
+def mentions(folder: Path, *words: str) -> list[tuple[str, str]]:
+    """Files below `folder` that hold one of the words, Parquet as its rows, log entries too."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file():
+            parquet = path.name.endswith(".parquet")
+            text = repr(pq.read_table(path).to_pylist()) if parquet else path.read_bytes().decode("utf-8", "replace")
+            found += [(path.relative_to(folder).as_posix(), word) for word in words if word in text]
+    return found

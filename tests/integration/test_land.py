@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from ingest.commits import Erasures, Table
 from ingest.config import LogSettings
+from ingest.contracts.events import Record, encode_event
 from ingest.embedded_log import EmbeddedLog, retain
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS, counts, landed, open_table, read
 from ingest.land import append, land
 from ingest.log import tail
-from ingest.spool import Spool, SpoolFolder, low_watermark
+from ingest.rows import sort
+from ingest.spool import Spool, SpoolFolder, damages, low_watermark
 from tests.log_events import accept, forget, turn
 
 pytestmark = pytest.mark.integration
@@ -54,7 +57,8 @@ def test_many_spools_share_a_commit(tmp_path: Path):
     for i in range(5):
         fill(tmp_path / "spool", f"s{i}", 10)
     land(log=EMBEDDED, spool=tmp_path / "spool", lake=tmp_path / "lake")
-    assert open_table(tmp_path / "lake", TURNS).version() == 1
+    assert read(tmp_path / "lake", TURNS).count_rows() == 50
+    assert len(open_table(tmp_path / "lake", TURNS).file_uris()) == 1
 
 
 def test_erased_and_broken_events_do_not_land_as_rows(tmp_path: Path):
@@ -79,10 +83,10 @@ from ingest import embedded_log, land
 from ingest.config import LogSettings
 embedded_log.BATCH_RECORDS = 40
 append, steps = land.append, 0
-def counted(table, name, *rest, **named):
+def counted(table, *rest):
     global steps
-    print(name, flush=True)
-    return append(table, name, *rest, **named)
+    print(table.name, flush=True)
+    return append(table, *rest)
 land.append = counted
 land.land(log=LogSettings(), spool=Path(sys.argv[1]), lake=Path(sys.argv[2]))
 print("done", flush=True)
@@ -133,26 +137,34 @@ def test_two_landers_at_once_land_once(tmp_path: Path):
 
 
 def test_a_commit_through_an_old_snapshot_decides_again(tmp_path: Path):
-    from ingest.contracts.events import Record, encode_event
-
     lake = tmp_path / "lake"
-    old, new = open_table(lake, TURNS), open_table(lake, TURNS)
-    rows = [(Record("s", i, encode_event(turn(f"t{i}"))), turn(f"t{i}")) for i in range(1, 6)]
-    assert append(new, TURNS, rows[:3], {"s": 3}, 0.0) == 3
-    assert append(old, TURNS, rows, {"s": 5}, 0.0) == 2
+    old, new = Table(lake, TURNS), Table(lake, TURNS)
+    erasures = Erasures(lake)
+    rows = sort([Record("s", i, encode_event(turn(f"t{i}"))) for i in range(1, 6)], erasures.read(), 0.0).tables[TURNS]
+    assert append(new, rows.slice(0, 3), {"s": 3}, erasures) == 3
+    assert append(old, rows, {"s": 5}, erasures) == 2
     assert ids(lake) == [f"t{i}" for i in range(1, 6)]
 
 
-def test_a_damaged_segment_is_set_aside_and_the_rest_lands(tmp_path: Path):
-    spool_id = fill(tmp_path / "spool", "a", 200, segment_bytes=5_000)
+def test_of_a_damaged_segment_all_that_is_whole_lands_and_the_rest_is_named(tmp_path: Path):
+    spool_id = fill(tmp_path / "spool", "a", 200, segment_bytes=20_000)
     other = fill(tmp_path / "spool", "b", 10)
     folder = SpoolFolder(tmp_path / "spool" / spool_id)
-    damaged = folder.sealed()[1]
-    damaged.path.write_bytes(b"\0" * damaged.path.stat().st_size)
+    damaged = folder.sealed()[1].path
+    image = bytearray(damaged.read_bytes())
+    image[len(image) // 2] ^= 1
+    damaged.write_bytes(image)
+    gone = folder.sealed()[2]
+    gone.path.write_bytes(b"\0" * 20_000)
     land(log=EMBEDDED, spool=tmp_path / "spool", lake=tmp_path / "lake")
-    assert counts(tmp_path / "lake")[TURNS] == 210 - (damaged.last - damaged.first + 1) // 2
-    assert [p.name for p in folder.path.glob("*.damaged")] == [damaged.path.name + ".damaged"]
-    assert landed(tmp_path / "lake", [other]) == {other: 20}
+    assert landed(tmp_path / "lake", [spool_id, other]) == {spool_id: 400, other: 20}
+    lost = read(tmp_path / "lake", REJECTS).to_table(columns=["sequence"])["sequence"].to_pylist()
+    assert sorted(lost) == [
+        s for damage in damages(tmp_path / "spool") for a, b in damage.lost for s in range(a, b + 1)
+    ]
+    assert set(range(gone.first, gone.last + 1)) <= set(lost)
+    assert len(lost) <= gone.last - gone.first + 1 + 20
+    assert counts(tmp_path / "lake")[TURNS] + counts(tmp_path / "lake")[FEEDBACK] + len(lost) == 420
 
 
 def test_retain_removes_only_what_is_landed_and_old(tmp_path: Path):
