@@ -10,7 +10,7 @@ UV_VERSION := 0.13.9
 # Every process starts from compiled bytecode: without it each vLLM, MLflow and trainer compiles its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types unit wheel docs lock clean
+.PHONY: help setup demo test faults lint types unit wheel docs lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 10
@@ -34,6 +34,9 @@ test: setup lint types wheel  ## what CI runs
 	@$(BIN)/python -m pytest -m "engine or kafka or alone" tests/integration
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/interop
 	@$(BIN)/python -m pytest tests/e2e
+
+faults: setup  ## 200 kill -9, full disks, jumping clocks and damaged segments under load, some 20 minutes; faults.json
+	@$(BIN)/python -m tests.faults --json faults.json
 
 unit: setup  ## the tests that need no process
 	@$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py

@@ -40,10 +40,10 @@ class Broker:
             assert time.monotonic() < end, "the broker does not answer"
             time.sleep(0.1)
 
-    def kill(self) -> None:
-        """kill -9."""
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """kill -9, or another signal that ends it."""
         if self._process is not None:
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.kill(self._process.pid, number)
             self._process.wait()
             self._process = None
 

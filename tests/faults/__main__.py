@@ -1,0 +1,71 @@
+"""`python -m tests.faults --json faults.json`: the whole, on Kafka and on the embedded log; what `make faults` runs."""
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from ingest.kafka_broker import missing
+from tests.faults.run import Result, run
+from tests.kafka import Broker
+
+
+def main() -> int:
+    """Writes what was seen; the exit code is 1 where anything was lost, doubled or used twice."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--kills", type=int, default=200, help="in all; a quarter of them on the embedded log")
+    parser.add_argument("--every", type=float, default=2.5, help="seconds between two kills, on average")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
+    options = parser.parse_args()
+    if (sentence := missing()) is not None:
+        parser.exit(2, f"{sentence}\n")
+    results = []
+    home = Path(tempfile.mkdtemp(prefix="everloop-faults-"))
+    broker = Broker(home / "kafka")
+    on_embedded = options.kills // 4
+    try:
+        broker.start()
+        for name, kills, beside in (("kafka", options.kills - on_embedded, broker), ("embedded", on_embedded, None)):
+            print(f"{name}: {kills} kills, seed {options.seed}", file=sys.stderr, flush=True)
+            results.append(
+                run(
+                    home / f"{name}-log",
+                    seed=options.seed,
+                    kills=kills,
+                    every=options.every,
+                    downtime=3.0,
+                    broker=beside,
+                )
+            )
+            print(msgspec.json.format(msgspec.json.encode(results[-1])).decode(), file=sys.stderr, flush=True)
+    finally:
+        broker.kill()
+    options.json.write_bytes(msgspec.json.format(msgspec.json.encode(summary(results)), indent=1) + b"\n")
+    held = all(result.verdict.holds() for result in results)
+    if held:
+        shutil.rmtree(home)
+    else:
+        print(f"what was there is in {home}", file=sys.stderr)
+    return 0 if held else 1
+
+
+def summary(results: list[Result]) -> dict:
+    """The figures of all runs together, and each run."""
+    return {
+        "kills": sum(sum(result.kills.values()) for result in results),
+        "acknowledged": sum(result.verdict.acknowledged for result in results),
+        "lost": sum(len(result.verdict.lost) for result in results),
+        "duplicated": sum(len(result.verdict.duplicated) for result in results),
+        "in_two_datasets": sum(len(result.verdict.in_two_datasets) for result in results),
+        "seeds": [result.seed for result in results],
+        "runs": results,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""One run: load, faults drawn at random, everything drained, and the verdict."""
+
+import random
+import time
+from pathlib import Path
+
+import msgspec
+
+from ingest.config import LogSettings
+from ingest.land import land
+from ingest.spool import folders
+from tests.faults.faults import Faults
+from tests.faults.machine import Machine, draw_topic
+from tests.faults.verdict import Verdict, judge
+from tests.kafka import Broker
+
+_CALLERS = 8
+_MOVES_EVERY = 3
+"""Kills between two other faults, on average."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, and what came of it."""
+
+    log: str
+    seed: int
+    seconds: float
+    disk: str
+    kills: dict[str, int]
+    others: dict[str, int]
+    refused: int
+    ended: dict[str, int]
+    """Parts that ended by themselves, by kind; they were started again."""
+    last_words: dict[str, str]
+    verdict: Verdict
+
+
+def run(
+    home: Path, *, seed: int, kills: int, every: float, downtime: float, broker: Broker | None, pause: float = 0.05
+) -> Result:
+    """`kills` in all, one every `every` seconds on average, each under load; `broker` None: the embedded log."""
+    rng = random.Random(seed)
+    begun = time.monotonic()
+    log = LogSettings()
+    if broker is not None:
+        log = LogSettings(kind="kafka", bootstrap=broker.bootstrap, topic=draw_topic(rng), partitions=4)
+    with Machine(home, log, broker) as machine:
+        faults = Faults(machine, rng)
+        machine.call(_CALLERS, pause, seed)
+        moves = [faults.jump_clock, faults.fill_disk, faults.damage_segment, lambda: faults.pause_lander(4 * every)]
+        if broker is not None:
+            moves.append(faults.restart_broker)
+        order: list = []
+        while faults.kills.total() < kills:
+            before, at = machine.acknowledged(), time.monotonic() + rng.expovariate(1 / every)
+            machine.until(
+                lambda before=before, at=at: machine.acknowledged() > before and time.monotonic() > at, "load to go on"
+            )
+            faults.kill(downtime)
+            if rng.random() < 1 / _MOVES_EVERY:
+                order = order or rng.sample(moves, len(moves))  # each in its turn
+                order.pop()()
+        faults.right_clocks()
+        drain(machine)
+        return Result(
+            log=log.kind,
+            seed=seed,
+            seconds=time.monotonic() - begun,
+            disk="tmpfs" if machine.mounted else "the spools' bound: no tmpfs may be mounted here",
+            kills=dict(faults.kills),
+            others=dict(faults.others),
+            refused=len(machine.refused()),
+            ended=machine.ended,
+            last_words=machine.last_words,
+            verdict=judge(machine.ledger, machine.lake, machine.datasets, faults.destroyed),
+        )
+
+
+def drain(machine: Machine) -> None:
+    """Load ends, and all that is on the spools lands."""
+    machine.until(lambda: all(part.due is None for part in machine.parts.values()), "every part to live")
+    machine.stop_calling()
+    machine.stop("gateway")
+    if machine.log.kind == "kafka":
+        machine.until(
+            lambda: all(folder.closed() and not folder.sealed() for folder in folders(machine.spool)), "all to be sent"
+        )
+    machine.stop("freezer", "forwarder", "lander")
+    for _ in range(2):  # the second sees that the first left nothing
+        landed = land(log=machine.log, spool=machine.spool, lake=machine.lake)
+    assert not any(landed.rows.values()), landed

@@ -1,0 +1,116 @@
+"""The ledger against the lake: what was acknowledged and is not there, or there twice; states; datasets."""
+
+from collections import Counter
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from benchmarks.engine import MODEL
+from ingest.attribution import STATES, Cut, attributed
+from ingest.config import RewardSettings
+from ingest.datasets import MANIFEST
+from ingest.lake import FEEDBACK, REJECTS, TURNS, read
+from tests.faults.faults import Destroyed
+from tests.faults.freezer import ATTRIBUTION
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Of everything that was acknowledged. What must be empty or zero is tested by `holds`."""
+
+    acknowledged: int
+    landed_turns: int
+    landed_feedback: int
+    lost: tuple[str, ...]
+    duplicated: tuple[str, ...]
+    rejected: int
+    altered: tuple[str, ...]
+    """Rows of a damaged page that landed all the same."""
+    destroyed: int
+    """Acknowledged events that stood on a damaged page and are gone; they do not count as lost."""
+    states: dict[str, int]
+    stateless: int
+    """Turns of the lake with no state, or more than one."""
+    datasets: int
+    in_datasets: int
+    in_two_datasets: tuple[str, ...]
+
+    def holds(self) -> bool:
+        """Whether nothing was lost, doubled, or used twice."""
+        wrong = (self.lost, self.duplicated, self.altered, self.in_two_datasets)
+        return not any(wrong) and self.rejected == self.stateless == 0
+
+
+def judge(ledger: Path, lake: Path, datasets: Path, destroyed: Destroyed) -> Verdict:
+    """Asks DuckDB. Nothing may be at work on the lake any more."""
+    lines = [line.split() for line in ledger.read_text().splitlines()]
+    told = {kind: {name for word, name in lines if word == kind} for kind in ("turn", "feedback")}
+    with duckdb.connect() as db:
+        for name in (TURNS, FEEDBACK, REJECTS):
+            db.register(name, read(lake, name))
+        db.register("told_turn", pa.table({"id": pa.array(sorted(told["turn"] - destroyed.turns), pa.string())}))
+        feedback = sorted(told["feedback"] - destroyed.feedback)
+        db.register("told_feedback", pa.table({"id": pa.array(feedback, pa.string())}))
+        lost = _column(
+            db,
+            "SELECT id FROM told_turn WHERE id NOT IN (SELECT turn_id FROM turns) UNION ALL "
+            "SELECT id FROM told_feedback WHERE id NOT IN (SELECT feedback_id FROM feedback)",
+        )
+        duplicated = _column(
+            db,
+            "SELECT turn_id FROM turns GROUP BY turn_id, sample HAVING count(*) > 1 UNION ALL "
+            "SELECT feedback_id FROM feedback GROUP BY feedback_id HAVING count(*) > 1",
+        )
+        db.register(
+            "destroyed",
+            pa.table(
+                {
+                    "spool_id": pa.array([spool for spool, _ in destroyed.places], pa.string()),
+                    "sequence": pa.array([sequence for _, sequence in destroyed.places], pa.int64()),
+                }
+            ),
+        )
+        altered = _column(
+            db,
+            "SELECT turn_id FROM turns SEMI JOIN destroyed USING (spool_id, sequence) UNION ALL "
+            "SELECT feedback_id FROM feedback SEMI JOIN destroyed USING (spool_id, sequence)",
+        )
+        counts = {
+            name: db.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0] for name in (TURNS, FEEDBACK, REJECTS)
+        }
+        # A row that was destroyed may be told of as a reject; any other reject is an event that nobody learns from.
+        ((rejected,),) = db.execute(
+            "SELECT count(*) FROM rejects ANTI JOIN destroyed USING (spool_id, sequence)"
+        ).fetchall()
+        ((last,),) = db.execute("SELECT coalesce(max(finished_at), 0) FROM turns").fetchall()
+    with attributed(lake, MODEL, ATTRIBUTION, RewardSettings(), Cut(last + 1e6, 0.0), ()) as join:
+        states = dict(join.execute("SELECT state, count(*) FROM attributed GROUP BY state").fetchall())
+        ((once,),) = join.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM attributed GROUP BY turn_id, sample HAVING count(*) = 1)"
+        ).fetchall()
+    assert set(states) <= set(STATES), states
+    pairs: list[tuple[str, int, int]] = []
+    manifests = [path.read_bytes() for path in sorted((datasets / MODEL).glob(f"*/{MANIFEST}"))]
+    for manifest in manifests:
+        pairs += [tuple(pair) for pair in msgspec.json.decode(manifest)["pairs"]]
+    twice = sorted({turn for (turn, _, _), times in Counter(pairs).items() if times > 1})
+    return Verdict(
+        acknowledged=len(told["turn"]) + len(told["feedback"]),
+        landed_turns=counts[TURNS],
+        landed_feedback=counts[FEEDBACK],
+        lost=tuple(lost),
+        duplicated=tuple(duplicated),
+        rejected=rejected,
+        altered=tuple(altered),
+        destroyed=len(told["turn"] & destroyed.turns) + len(told["feedback"] & destroyed.feedback),
+        states=states,
+        stateless=counts[TURNS] - once,
+        datasets=len(manifests),
+        in_datasets=len(pairs),
+        in_two_datasets=tuple(twice),
+    )
+
+
+def _column(db: duckdb.DuckDBPyConnection, query: str) -> list[str]:
+    return [value for (value,) in db.execute(query).fetchall()]
