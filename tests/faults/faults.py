@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from ingest.contracts.feedback import Feedback
 from ingest.contracts.turn import Turn
 from ingest.spool import folders, read_segment
 from tests.faults.machine import DISK_BYTES, Machine, Part
+from tests.kafka import Broker
 
 _WEIGHTS = {"gateway": 3.0, "forwarder": 3.0, "lander": 3.0, "broker": 1.5, "freezer": 1.0}
 _JUMPS = (5.0, 3600.0, 2 * 86400.0, 10 * 86400.0)
@@ -80,11 +82,18 @@ class Faults:
         return dict(sorted(alive.items()))
 
     def restart_broker(self) -> None:
-        """In order, as an operator does."""
-        if self._machine.broker is not None and self._machine.broker_due is None:
-            self._machine.broker.kill(signal.SIGTERM)
-            self._machine.broker_due = time.monotonic()
-            self._count(self.others, "broker restarted")
+        """In order, as an operator does; that takes it a while, in which everything goes on."""
+        machine = self._machine
+        if machine.broker is None or machine.broker_due is not None:
+            return
+        machine.broker_due = float("inf")
+
+        def stop(broker: Broker) -> None:
+            broker.kill(signal.SIGTERM)
+            machine.broker_due = time.monotonic()
+
+        threading.Thread(target=stop, args=(machine.broker,)).start()
+        self._count(self.others, "broker restarted")
 
     def jump_clock(self) -> None:
         """One process's clock is off from now on."""

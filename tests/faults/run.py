@@ -78,6 +78,7 @@ def run(
 
 def drain(machine: Machine) -> None:
     """Load ends, and all that is on the spools lands."""
+    machine.until(lambda: machine.broker_due is None, "the broker")
     machine.until(lambda: all(part.due is None for part in machine.parts.values()), "every part to live")
     machine.stop_calling()
     machine.stop("gateway")

@@ -27,6 +27,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rejected: int
     altered: tuple[str, ...]
     """Rows of a damaged page that landed all the same."""
+    untold: tuple[str, ...]
+    """Places of rows that were destroyed, and which no reject of the lake tells of."""
     destroyed: int
     """Acknowledged events that stood on a damaged page and are gone; they do not count as lost."""
     states: dict[str, int]
@@ -38,7 +40,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def holds(self) -> bool:
         """Whether nothing was lost, doubled, or used twice."""
-        wrong = (self.lost, self.duplicated, self.altered, self.in_two_datasets)
+        wrong = (self.lost, self.duplicated, self.altered, self.untold, self.in_two_datasets)
         return not any(wrong) and self.rejected == self.stateless == 0
 
 
@@ -76,6 +78,9 @@ def judge(ledger: Path, lake: Path, datasets: Path, destroyed: Destroyed) -> Ver
             "SELECT turn_id FROM turns SEMI JOIN destroyed USING (spool_id, sequence) UNION ALL "
             "SELECT feedback_id FROM feedback SEMI JOIN destroyed USING (spool_id, sequence)",
         )
+        untold = _column(
+            db, "SELECT spool_id || ' ' || sequence FROM destroyed ANTI JOIN rejects USING (spool_id, sequence)"
+        )
         counts = {
             name: db.execute(f"SELECT count(*) FROM {name}").fetchall()[0][0] for name in (TURNS, FEEDBACK, REJECTS)
         }
@@ -103,6 +108,7 @@ def judge(ledger: Path, lake: Path, datasets: Path, destroyed: Destroyed) -> Ver
         duplicated=tuple(duplicated),
         rejected=rejected,
         altered=tuple(altered),
+        untold=tuple(untold),
         destroyed=len(told["turn"] & destroyed.turns) + len(told["feedback"] & destroyed.feedback),
         states=states,
         stateless=counts[TURNS] - once,
