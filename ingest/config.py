@@ -1,5 +1,6 @@
 """Settings of the ingest stages: the log, the lake, attribution, rewards, datasets and their gate."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +18,12 @@ class LogSettings(BaseModel):
         description="`embedded`: the gateways' spools on this machine are the log; `kafka`: a forwarder ships them to "
         "a topic.",
     )
+    ack: Literal["disk", "broker"] = Field(
+        default="disk",
+        description="When a turn counts as recorded, and its caller has the end of the answer: `disk`: once it is on "
+        "the gateway's own disk; `broker`: once Kafka has it, where that disk may vanish with its machine (about 50 ms "
+        'later). While no broker answers, `capture = "required"` is then a 503, and `"best_effort"` goes on.',
+    )
     segment_bytes: int = Field(default=64 << 20, gt=0, description="A spool segment is sealed at this size.")
     segment_seconds: float = Field(
         default=2.0, gt=0, description="A spool segment is sealed at this age; what is not sealed cannot be landed."
@@ -33,7 +40,10 @@ class LogSettings(BaseModel):
     topic: str = Field(default="everloop", description="Kafka: the topic; created where it does not exist.")
     partitions: int = Field(default=8, gt=0, description="Kafka: partitions of a topic that is created.")
     replication: int = Field(
-        default=1, gt=0, description="Kafka: replicas of a topic that is created; 3 in production."
+        default=1,
+        gt=0,
+        description="Kafka: replicas of a topic that is created; 3 in production. From 2 on, two must have a record "
+        "before it leaves the spool; with 2 in all, the spools wait while either broker is away.",
     )
     max_record_bytes: int = Field(
         default=8 << 20,
@@ -103,6 +113,12 @@ class AttributionSettings(BaseModel):
         ge=0,
         description="A settled turn is ready for training only while at most this many newer weight versions have "
         "answered users.",
+    )
+    history_seconds: float = Field(
+        default=604_800.0,
+        ge=0,
+        description="Turns are looked at for so long after they can neither become ready nor change any more. Rates, "
+        "counts and baselines are of the turns that are looked at; so is feedback on a session by one of its turns.",
     )
 
 
@@ -218,10 +234,20 @@ class GateSettings(BaseModel):
         default=0.5, gt=0, le=1, description="Largest share of the rows that one subject may have."
     )
     max_key_share: float = Field(
-        default=1.0,
+        default=0.9,
         gt=0,
         le=1,
-        description="Largest share of the rows that one API key may have; 1 allows a single key.",
+        description="Largest share of the rows, and of the signals, that one API key may have, where turns of several "
+        "keys were judged. Turns of nobody in particular count by their key.",
+    )
+    max_failed_share: float = Field(
+        default=0.5, gt=0, le=1, description="Largest share of the policy's turns that may have failed."
+    )
+    max_unauthorised_share: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Largest share of the signals that may come from a key that may not judge the turn.",
     )
     max_length_ratio: float = Field(
         default=3.0,
@@ -233,4 +259,16 @@ class GateSettings(BaseModel):
         gt=0,
         le=1,
         description="Share of rewards above 0 may differ by at most this from the last dataset's.",
+    )
+    max_language_change: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Shares of the answers' languages may differ by at most this from the last dataset's: half the sum "
+        "of the differences.",
+    )
+    suites: Path | None = Field(
+        default=None,
+        description="TOML file that adds expectations, and replaces or disables everloop's; below the home folder. "
+        "Default: `suites.toml` there, where there is one.",
     )

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -198,8 +197,7 @@ def write_rows(
 
     folder.mkdir(parents=True, exist_ok=True)
     used = pairs_of(datasets, policy, subtracted)
-    with attributed(lake, policy, attribution, rewards, cut, used) as join, TemporaryDirectory(dir=folder) as spill:
-        join.execute("SET temp_directory = $spill", {"spill": spill})
+    with attributed(lake, policy, attribution, rewards, cut, used, scratch=folder) as join:
         join.execute("SET arrow_large_buffer_size = true")
         join.execute(
             "CREATE TEMP TABLE chosen AS SELECT *, row_number() OVER (ORDER BY finished_at, turn_id, sample) AS place"
@@ -245,7 +243,7 @@ def reader() -> dict[str, str]:
 
 
 @dataclass
-class _Written:
+class Written:
     """What the manifest tells of the rows, gathered as they are written: a few numbers a row, no array."""
 
     pairs: list[tuple[str, int, int]] = field(default_factory=list)
@@ -274,12 +272,12 @@ class _Written:
             "tokens": float(self.output_tokens),
             "mean_output_tokens": self.output_tokens / n if n else 0.0,
             "mean_prompt_tokens": self.prompt_tokens / n if n else 0.0,
+            "language_known": float(known),
         } | shares
 
 
-def _write(join: "DuckDBPyConnection", path: Path, policy: str) -> _Written:
+def _write(join: "DuckDBPyConnection", path: Path, policy: str) -> Written:
     """The chosen turns, in their order, a batch at a time."""
-    written = _Written()
     # Answers are read where their language is looked for, and nowhere else.
     ((rows,),) = join.execute("SELECT count(*) FROM chosen").fetchall()
     stride = max(1, -(-rows // LOOKED_AT))
@@ -296,8 +294,14 @@ def _write(join: "DuckDBPyConnection", path: Path, policy: str) -> _Written:
         """,
         params={"policy": policy, "stride": stride},
     ).to_arrow_reader(_BATCH_ROWS)
+    return write_groups(path, _groups(map(_unpack, batches)))
+
+
+def write_groups(path: Path, groups: Iterable[pa.Table]) -> Written:
+    """A rows file with these row groups."""
+    written = Written()
     with pq.ParquetWriter(path, ROWS, compression="zstd", use_dictionary=_REPEATED, column_encoding=_SPLIT) as file:
-        for group in _groups(map(_unpack, batches)):
+        for group in groups:
             file.write_table(group, row_group_size=group.num_rows)
             written.add(group)
     return written

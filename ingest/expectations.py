@@ -1,54 +1,37 @@
-"""What a candidate dataset must be like, as a Great Expectations suite over a frame with one row a row.
+"""What data must be like, as Great Expectations suites over the frames of `ingest.frames`.
 
-The frame holds ids and numbers only: no token, no text, no subject reaches Data Docs. Each expectation has a name
-(`meta["name"]`), which is the name of the gate's check.
+Each expectation has a name (`meta["name"]`): the gate's check is called so, and a file of the user's own replaces or
+disables it by that name (`ingest.suites`).
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ingest.config import GateSettings
 from ingest.contracts.dataset import DatasetManifest
+from ingest.contracts.feedback import Kind
+from ingest.contracts.turn import Finish
 
 if TYPE_CHECKING:
-    import pandas as pd
     from great_expectations.expectations import Expectation
 
 LOGPROB_ROUNDING = 1e-4
 """A sampled token's logprob is at most 0; float32 log-softmax may round this far above."""
 
-
-def frame(rows: pa.Table, candidate: DatasetManifest, used: set[tuple[str, int]]) -> "pd.DataFrame":
-    """A row for each row of the dataset: its ids, its reward, and what the expectations look at.
-
-    `used` are (turn id, sample) of the policy's other accepted datasets. A value that cannot be computed (the lowest
-    of logprobs that are no numbers, the age of an unknown version) is null.
-    """
-    data = rows.select(["turn_id", "sample", "feedback_revision", "policy", "reward", "weight"]).to_pandas()
-    for name in ("prompt", "output"):
-        data[f"{name}_tokens"] = _lengths(rows[f"{name}_ids"])
-    data["logprob_tokens"] = _lengths(rows["logprobs"])
-    logprobs = pc.list_flatten(rows["logprobs"]).to_numpy(zero_copy_only=False).astype(np.float64)
-    data["lowest_logprob"] = _by_row(np.minimum, logprobs, data["logprob_tokens"].to_numpy(), empty=0.0)
-    data["highest_logprob"] = _by_row(np.maximum, logprobs, data["logprob_tokens"].to_numpy(), empty=0.0)
-    data["spans_tile"] = _spans_tile(rows["weight_versions"], data["output_tokens"].to_numpy())
-    data["version_age"] = _version_age(rows["weight_versions"], candidate.versions)
-    data["age_seconds"] = candidate.cut_at - rows["started_at"].to_numpy()
-    data["subject_share"] = _shares(rows["subject"])
-    data["key_share"] = _shares(rows["key_id"])
-    data["accepted"] = (data["reward"] > 0).astype(float)
-    data["uses_elsewhere"] = [
-        int(pair in used) for pair in zip(data["turn_id"].tolist(), data["sample"].tolist(), strict=True)
-    ]
-    return data
+LIKE_THE_LAST = (
+    "length like the last dataset's",
+    "language like the last dataset's",
+    "acceptance like the last dataset's",
+)
+"""Names of the expectations of a candidate that there are only once a dataset was accepted."""
+OF_SOME = ("most were answered", "most senders may judge")
+"""Names of those of the lake's tables that there are only where there is a row: the mean of nothing holds nothing."""
 
 
-def expectations(policy: str, settings: GateSettings, last: DatasetManifest | None) -> "Sequence[Expectation]":
-    """The suite. `last` is the policy's last accepted dataset: without one, nothing can drift."""
+def candidate(
+    policy: str, settings: GateSettings, last: DatasetManifest | None = None, keys: int = 1
+) -> "list[Expectation]":
+    """The suite of a candidate. `last` is the policy's last accepted dataset: without one, nothing can drift. Of a
+    single key all rows may be; `keys` are those whose turns were judged."""
     from great_expectations import expectations as gxe
 
     suite: list[Expectation] = [
@@ -83,7 +66,7 @@ def expectations(policy: str, settings: GateSettings, last: DatasetManifest | No
             column="subject_share", max_value=settings.max_subject_share, meta=_named("no subject dominates")
         ),
         gxe.ExpectColumnValuesToBeBetween(
-            column="key_share", max_value=settings.max_key_share, meta=_named("no key dominates")
+            column="key_share", max_value=settings.max_key_share if keys > 1 else 1, meta=_named("no key dominates")
         ),
     ]
     if last is not None:
@@ -93,61 +76,68 @@ def expectations(policy: str, settings: GateSettings, last: DatasetManifest | No
                 column="output_tokens",
                 min_value=length / settings.max_length_ratio,
                 max_value=length * settings.max_length_ratio,
-                meta=_named("length like the last dataset's"),
+                meta=_named(LIKE_THE_LAST[0]),
+            ),
+            gxe.ExpectColumnValuesToBeBetween(
+                column="language_drift", max_value=settings.max_language_change, meta=_named(LIKE_THE_LAST[1])
             ),
             gxe.ExpectColumnMeanToBeBetween(
                 column="accepted",
                 min_value=rate - settings.max_acceptance_change,
                 max_value=rate + settings.max_acceptance_change,
-                meta=_named("acceptance like the last dataset's"),
+                meta=_named(LIKE_THE_LAST[2]),
             ),
+        ]
+    return suite
+
+
+def turns(settings: GateSettings, rows: int = 1) -> "list[Expectation]":
+    """The suite of the policy's turns in the lake, as far as they are young enough for a dataset; `rows` in number."""
+    from great_expectations import expectations as gxe
+
+    suite: list[Expectation] = [
+        gxe.ExpectTableRowCountToBeBetween(min_value=1, meta=_named("turns were recorded")),
+        gxe.ExpectCompoundColumnsToBeUnique(column_list=["turn_id", "sample"], meta=_named("no turn twice")),
+        gxe.ExpectColumnValuesToBeInSet(column="finish", value_set=list(Finish), meta=_named("a known end")),
+        gxe.ExpectColumnValuesToBeBetween(column="seconds", min_value=0, meta=_named("ended after they began")),
+        gxe.ExpectColumnPairValuesToBeEqual(
+            column_A="output_tokens",
+            column_B="logprob_tokens",
+            row_condition="trainable == 1",
+            condition_parser="pandas",
+            meta=_named("a logprob for each token"),
+        ),
+    ]
+    if rows:
+        suite += [
+            gxe.ExpectColumnMeanToBeBetween(
+                column="failed", max_value=settings.max_failed_share, meta=_named(OF_SOME[0])
+            )
+        ]
+    return suite
+
+
+def feedback(settings: GateSettings, keys: int = 1, rows: int = 1) -> "list[Expectation]":
+    """The suite of what was said of these turns; `rows` signals."""
+    from great_expectations import expectations as gxe
+
+    suite: list[Expectation] = [
+        gxe.ExpectColumnValuesToBeInSet(column="kind", value_set=list(Kind), meta=_named("a known kind")),
+        gxe.ExpectColumnValuesToBeInSet(column="valued", value_set=[1], meta=_named("a number where one belongs")),
+        gxe.ExpectColumnValuesToBeBetween(
+            column="sender_share",
+            max_value=settings.max_key_share if keys > 1 else 1,
+            meta=_named("no sender dominates"),
+        ),
+    ]
+    if rows:
+        suite += [
+            gxe.ExpectColumnMeanToBeBetween(
+                column="own", min_value=1 - settings.max_unauthorised_share, meta=_named(OF_SOME[1])
+            )
         ]
     return suite
 
 
 def _named(name: str) -> dict[str, str]:
     return {"name": name}
-
-
-def _lengths(lists: pa.ChunkedArray) -> np.ndarray:
-    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-
-
-def _by_row(function: "np.ufunc", values: np.ndarray, lengths: np.ndarray, empty: float) -> np.ndarray:
-    """`function` reduced over each row's `lengths[row]` consecutive values; NaN where one of them is."""
-    out = np.full(len(lengths), empty)
-    filled = lengths > 0
-    if filled.any():
-        starts = np.cumsum(lengths) - lengths
-        out[filled] = function.reduceat(values, starts[filled])
-    return out
-
-
-def _spans_tile(spans: pa.ChunkedArray, tokens: np.ndarray) -> np.ndarray:
-    """Whether each row's spans cover its tokens from the first to the last, without gap or overlap."""
-    counts = _lengths(spans)
-    flat = pc.list_flatten(spans)
-    start, end = (pc.struct_field(flat, name).to_numpy().astype(np.int64) for name in ("start", "end"))
-    first = np.zeros(len(start), bool)
-    first[(np.cumsum(counts) - counts)[counts > 0]] = True
-    expected = np.where(first, 0, np.concatenate(([0], end[:-1]))) if len(end) else end
-    broken = _by_row(np.maximum, ((start != expected) | (end <= start)).astype(float), counts, empty=0.0)
-    covered = _by_row(np.maximum, end.astype(float), counts, empty=0.0)
-    return (broken == 0) & (covered == tokens)
-
-
-def _version_age(spans: pa.ChunkedArray, versions: tuple[str, ...]) -> np.ndarray:
-    """How many newer versions answered users, for each row's oldest span; NaN where one is unknown."""
-    named = pc.struct_field(pc.list_flatten(spans), "version")
-    ages = pc.index_in(named, value_set=pa.array(versions, pa.string())).to_numpy(zero_copy_only=False)
-    return _by_row(np.maximum, ages.astype(np.float64), _lengths(spans), empty=0.0)
-
-
-def _shares(names: pa.ChunkedArray) -> np.ndarray:
-    """Of each row, the share of rows with its name; 0 for rows without one."""
-    encoded = names.combine_chunks().dictionary_encode()
-    codes = encoded.indices.to_numpy()
-    if not len(codes):
-        return np.zeros(0)
-    shares = np.bincount(codes)[codes] / len(codes)
-    return np.where(pc.equal(names, "").to_numpy(), 0.0, shares)

@@ -1,8 +1,10 @@
 """The gate: a candidate that breaks one expectation stays out, and the reader learns which rows and why.
 
-Great Expectations runs the suite of `ingest.expectations` and writes Data Docs: a page a policy for the suite, a page a
-dataset for its results. Two ways to be stopped, never mixed up: `GateFailed`, the data is not fit to
-train on; `GateBroken`, the gate could not be asked (a column is missing, an expectation raised), so nothing is known.
+Great Expectations runs three suites (`ingest.expectations`, as the user changed them) over the frames of
+`ingest.frames`: the candidate, the policy's turns in the lake, what was said of them. It writes Data Docs: a page a
+policy and table for the suite, a page a dataset and table for its results. Two ways to be stopped, never mixed up:
+`GateFailed`, the data is not fit to train on; `GateBroken`, the gate could not be asked (a column is missing, an
+expectation raised), so nothing is known.
 
 Invariant: `manifest.json` is written last, under the policy's lock, and only when every check held; no (turn, sample)
 is in two datasets that have one.
@@ -11,7 +13,7 @@ is in two datasets that have one.
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -19,25 +21,31 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
+from ingest import expectations
 from ingest.config import GateSettings
 from ingest.contracts.dataset import DatasetManifest, GateCheck
 from ingest.contracts.files import read_manifest, write_manifest
-from ingest.datasets import CANDIDATE, MANIFEST, ROWS, list_datasets, read_rows, used_turns
-from ingest.expectations import expectations, frame
+from ingest.datasets import CANDIDATE, MANIFEST, list_datasets, used_turns
+from ingest.frames import WrongColumns, frames
+from ingest.suites import Changes, changed, read_suites
 
 # It asks about analytics when it is imported.
 os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
 
 import great_expectations as gx
+import pandas as pd
 from great_expectations.data_context import FileDataContext
 from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.data_context.types.resource_identifiers import ExpectationSuiteIdentifier
 
 SITE = "site"
-KEPT = 50
-"""Results of a policy that Data Docs show. Their index reads all of them at each gate, 0.03 s each; every accepted
-dataset's manifest has its checks for good."""
+KEPT, KEPT_BESIDE = 50, 10
+"""Results of a policy that Data Docs show: of candidates, and of each of the lake's tables. Their index reads all of
+them at each gate, 0.03 s each; every accepted dataset's manifest has its checks for good."""
+
+NAMED = 20
+"""Rows that are named where a number of the whole did not hold."""
 
 
 class GateError(Exception):
@@ -71,33 +79,58 @@ class GateBroken(GateError):
         return f"the gate of dataset {self.dataset_id} of {self.policy} is broken: {self.detail}"
 
 
-def gate(*, datasets: Path, policy: str, dataset_id: str, settings: GateSettings, docs: Path) -> DatasetManifest:
+def gate(
+    *, datasets: Path, lake: Path, policy: str, dataset_id: str, settings: GateSettings, suites: Path, docs: Path
+) -> DatasetManifest:
     """Let a candidate pass, or raise. One that passed before is returned as it is.
 
-    `docs` is the folder of Data Docs, shared by all policies. Raises `GateFailed`, `GateBroken`, and `ContractError`
-    where there is no candidate or its rows are not the ones that it names.
+    `suites` is the user's file (`ingest.suites`), `docs` the folder of Data Docs, shared by all policies. Raises
+    `GateFailed`, `GateBroken`, `SuiteError` before anything runs, and `ContractError` where there is no candidate or
+    its rows are not the ones that it names.
     """
     folder = datasets / policy / dataset_id
     with _locked(datasets / policy / ".gate.lock"):
         if (folder / MANIFEST).exists():
             return read_manifest(folder, DatasetManifest)
         candidate = read_manifest(folder, DatasetManifest, CANDIDATE)
-        rows = read_rows(folder, CANDIDATE)
-        _same_columns(rows, candidate)
+        last = next(iter(reversed(list_datasets(datasets, policy))), None)
+        changes = read_suites(suites, required=settings.suites is not None)
+        whole_suites(policy, settings, changes)
+        since = candidate.cut_at - settings.max_age_seconds
+        try:
+            data = frames(folder, candidate, lake, used_turns(datasets, policy), last, since)
+        except WrongColumns as error:
+            raise GateBroken(policy, dataset_id, str(error)) from error
+        asked = whole_suites(policy, settings, changes, last, data.keys, (len(data.turns), len(data.feedback)))
         with _locked(docs / ".lock"):
-            _forget_oldest(docs, policy)
-            checks = _run(
-                docs,
-                candidate,
-                frame(rows, candidate, used_turns(datasets, policy)),
-                expectations(policy, settings, next(iter(reversed(list_datasets(datasets, policy))), None)),
-            )
+            checks = _run(docs, candidate, {table: (getattr(data, table), suite) for table, suite in asked.items()})
         failed = tuple(check for check in checks if not check.passed)
         if failed:
             raise GateFailed(policy, dataset_id, failed)
-        manifest = msgspec.structs.replace(candidate, gate=checks)
+        manifest = msgspec.structs.replace(candidate, gate=tuple(checks))
         write_manifest(folder, manifest)
         return manifest
+
+
+def whole_suites(
+    policy: str,
+    settings: GateSettings,
+    changes: Mapping[str, Changes],
+    last: DatasetManifest | None = None,
+    keys: int = 1,
+    rows: tuple[int, int] = (1, 1),
+) -> dict[str, list[Any]]:
+    """The expectations by table, in the order in which they are asked. Raises `SuiteError`."""
+    built_in = {
+        "candidate": expectations.candidate(policy, settings, last, keys),
+        "turns": expectations.turns(settings, rows[0]),
+        "feedback": expectations.feedback(settings, keys, rows[1]),
+    }
+    others = {"candidate": expectations.LIKE_THE_LAST}
+    return {
+        table: changed(table, suite, changes.get(table, Changes()), others.get(table, expectations.OF_SOME))
+        for table, suite in built_in.items()
+    }
 
 
 def index_of(docs: Path) -> Path:
@@ -105,25 +138,38 @@ def index_of(docs: Path) -> Path:
     return docs / SITE / "index.html"
 
 
-def _same_columns(rows: pa.Table, candidate: DatasetManifest) -> None:
-    missing = [name for name in ROWS.names if name not in rows.column_names]
-    changed = [f.name for f in ROWS if f.name not in missing and rows.schema.field(f.name).type != f.type]
-    for names, what in ((missing, "has no column"), (changed, "has another type in column")):
-        if names:
-            raise GateBroken(
-                candidate.policy, candidate.dataset_id, f"{candidate.rows.path} {what} {', '.join(names)}; freeze again"
-            )
+def _run(docs: Path, candidate: DatasetManifest, asked: Mapping[str, tuple[Any, list[Any]]]) -> list[GateCheck]:
+    """Run the suite of each table over its frame, write Data Docs, and give each expectation's result as a check."""
+    context = _context(docs)
+    checks: list[GateCheck] = []
+    pages: list[Any] = []
+    for table, (data, suite) in asked.items():
+        name = _page(candidate.policy, table)
+        _forget_oldest(docs, name, KEPT if table == "candidate" else KEPT_BESIDE)
+        try:
+            page, validation = _validate(context, name, candidate, data, suite)
+        except (TypeError, ValueError, gx.exceptions.GreatExpectationsError) as error:
+            # Some results of its own cannot be written: numpy's, of ExpectColumnQuantileValuesToBeBetween.
+            detail = f"Great Expectations could not run the suite of {table}: {error}"
+            raise GateBroken(candidate.policy, candidate.dataset_id, detail) from error
+        pages += [page, ExpectationSuiteIdentifier(name=name)]
+        outcomes = {outcome.expectation_config.meta["name"]: outcome for outcome in validation.results}
+        ordered = (outcomes[expectation.meta["name"]] for expectation in suite)
+        checks += [_check(outcome, candidate, table, data) for outcome in ordered]
+    context.build_data_docs(resource_identifiers=pages)  # once: their index reads every result that is kept
+    return checks
 
 
-def _run(docs: Path, candidate: DatasetManifest, data: Any, suite: Sequence[Any]) -> tuple[GateCheck, ...]:
-    """Run the suite over the frame, write Data Docs, and give each expectation's result as a check."""
-    context, name = _context(docs), candidate.policy
+def _validate(
+    context: FileDataContext, name: str, candidate: DatasetManifest, data: Any, suite: list[Any]
+) -> tuple[Any, Any]:
+    """Run one suite; the identifier of its result, and the result, which is stored."""
     batch = (
         context.data_sources.add_or_update_pandas(name)
-        .add_dataframe_asset("candidates")
+        .add_dataframe_asset("rows")
         .add_batch_definition_whole_dataframe("all rows")
     )
-    stored = context.suites.add_or_update(gx.ExpectationSuite(name=name, expectations=list(suite)))
+    stored = context.suites.add_or_update(gx.ExpectationSuite(name=name, expectations=suite))
     definition = context.validation_definitions.add_or_update(
         gx.ValidationDefinition(name=name, data=batch, suite=stored)
     )
@@ -131,30 +177,31 @@ def _run(docs: Path, candidate: DatasetManifest, data: Any, suite: Sequence[Any]
         gx.Checkpoint(
             name=name,
             validation_definitions=[definition],
-            actions=[gx.checkpoint.UpdateDataDocsAction(name="data docs")],
             result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["turn_id", "sample"]},
         )
     )
     frozen_at = datetime.fromtimestamp(candidate.created_at, UTC)
-    result = checkpoint.run(
-        batch_parameters={"dataframe": data},
-        run_id=gx.RunIdentifier(run_name=candidate.dataset_id, run_time=frozen_at),
-    )
-    (validation,) = result.run_results.values()
-    checks = tuple(_check(outcome, candidate) for outcome in validation.results)
-    order = [expectation.meta["name"] for expectation in suite]
-    return tuple(sorted(checks, key=lambda check: order.index(check.name)))
+    run_id = gx.RunIdentifier(run_name=candidate.dataset_id, run_time=frozen_at)
+    result = checkpoint.run(batch_parameters={"dataframe": data}, run_id=run_id)
+    ((page, validation),) = result.run_results.items()
+    return page, validation
 
 
-def _forget_oldest(docs: Path, policy: str) -> None:
-    """Makes room for one more result among the policy's `KEPT`. Their folders are named by dataset and time."""
+def _page(policy: str, table: str) -> str:
+    """The name of a suite in Data Docs; a policy's name has no space."""
+    return policy if table == "candidate" else f"{policy} {table}"
+
+
+def _forget_oldest(docs: Path, suite: str, kept: int) -> None:
+    """Makes room for one more result among the suite's `kept`. Their folders are named by dataset and time."""
     for results in (docs / "gx" / "uncommitted" / "validations", docs / SITE / "validations"):
-        for run in sorted(results.glob(f"{policy}/*/*"), key=lambda path: path.name)[: -(KEPT - 1)]:
+        for run in sorted(results.glob(f"{suite}/*/*"), key=lambda path: path.name)[: -(kept - 1)]:
             shutil.rmtree(run.parent)
 
 
-def _check(outcome: Any, candidate: DatasetManifest) -> GateCheck:
+def _check(outcome: Any, candidate: DatasetManifest, table: str, data: Any) -> GateCheck:
     name = outcome.expectation_config.meta["name"]
+    name = name if table == "candidate" else f"{table}: {name}"
     info = outcome.exception_info or {}
     for raised in (info, *(value for value in info.values() if isinstance(value, dict))):
         if raised.get("raised_exception"):
@@ -165,8 +212,37 @@ def _check(outcome: Any, candidate: DatasetManifest) -> GateCheck:
         observed = str(seen["observed_value"])
     else:
         observed = f"{seen.get('unexpected_count', 0)} of {seen.get('element_count', 0)} rows"
-    rows = tuple(dict.fromkeys(str(row["turn_id"]) for row in seen.get("unexpected_index_list") or ()))
-    return GateCheck(name=name, passed=bool(outcome.success), observed=observed, rows=rows)
+    if "unexpected_index_list" in seen or outcome.success:
+        named = [row["turn_id"] for row in seen.get("unexpected_index_list") or ()]
+    else:
+        named = deviating(data, outcome.expectation_config.kwargs, seen)
+    return GateCheck(name=name, passed=bool(outcome.success), observed=observed, rows=tuple(dict.fromkeys(named)))
+
+
+def deviating(data: "pd.DataFrame", arguments: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
+    """Turn ids of the rows for which an expectation of the whole frame, or of a whole column, did not hold.
+
+    Of a column's number the `NAMED` rows that deviate most, towards the side that was seen; of its distinct values all
+    rows that have them; else the first `NAMED`.
+    """
+    column = arguments.get("column")
+    if column not in data:
+        return data["turn_id"].head(NAMED).tolist()
+    values, observed = data[column], seen.get("observed_value")
+    if seen.get("partial_unexpected_list"):
+        return data.loc[values.isin(seen["partial_unexpected_list"]), "turn_id"].tolist()
+    if values.nunique() <= 1:
+        return data["turn_id"].tolist()
+    if not pd.api.types.is_numeric_dtype(values):
+        return data["turn_id"].head(NAMED).tolist()
+    low, high = arguments.get("min_value"), arguments.get("max_value")
+    if isinstance(observed, int | float) and low is not None and observed < low:
+        order = values
+    elif isinstance(observed, int | float) and high is not None and observed > high:
+        order = -values
+    else:
+        order = -(values - values.median()).abs()
+    return data.loc[order.sort_values(kind="stable").index[:NAMED], "turn_id"].tolist()
 
 
 @lru_cache(maxsize=8)

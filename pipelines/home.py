@@ -2,7 +2,8 @@
 
 spool/ lake/ datasets/<policy>/ checkpoints/<policy>/   events, tables, datasets, checkpoints
 control/control.db   mlflow/   datadocs/   kafka/       databases and pages of the processes
-pipelines.db                                            runs, schedule, lease
+pipelines.db   receipts.db                              runs, schedule, lease; what was asked to be forgotten
+suites.toml                                             what the gate asks besides, by the user
 logs/<process>.log   run/                               of the processes on this machine
 """
 
@@ -56,6 +57,10 @@ class Home:
     def docs(self) -> Path:
         return self.root / "datadocs"
 
+    def suites(self, named: Path | None) -> Path:
+        """The file with the gate's suites of the user's own: the one that the configuration names, or the default."""
+        return self.root / (named or "suites.toml")
+
     @property
     def kafka(self) -> Path:
         return self.root / "kafka"
@@ -63,6 +68,10 @@ class Home:
     @property
     def database(self) -> Path:
         return self.root / "pipelines.db"
+
+    @property
+    def receipts(self) -> Path:
+        return self.root / "receipts.db"
 
     @property
     def logs(self) -> Path:

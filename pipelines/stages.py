@@ -111,9 +111,11 @@ class LocalStages:
             manifest = self._ingest(
                 "ingest.gate:gate",
                 datasets=self._home.datasets,
+                lake=self._home.lake,
                 policy=self._policy,
                 dataset_id=run.dataset_id,
                 settings=self._settings.gate,
+                suites=self._home.suites(self._settings.gate.suites),
                 docs=self._home.docs,
             )
         except StageFailed as failed:

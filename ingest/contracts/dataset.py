@@ -25,6 +25,16 @@ class GateCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: tuple[str, ...] = ()
 
 
+class Succession(msgspec.Struct, frozen=True):
+    """What an erasure took out of a dataset, by counts and digests only: how many rows, and the digest of the rows file
+    that was before. `at`: Unix seconds."""
+
+    erasure_id: str
+    rows: int
+    before_sha256: str
+    at: float
+
+
 class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a dataset and why. `pairs` are (turn_id, sample, feedback revision)."""
 
@@ -59,3 +69,6 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     rows: FileEntry
     statistics: dict[str, float]
     """reward_mean, accept_rate, response_rate, tokens, mean_output_tokens, `language.<code>` (share), …"""
+    erased: tuple[Succession, ...] = ()
+    """Erasures since it was frozen, the oldest first. With any, this is the successor of what was frozen: `pairs`,
+    `rows` and `statistics` are of what is left, and it cannot be frozen again."""

@@ -209,6 +209,48 @@ def refreeze_(
     print(f"{dataset} was made again, the same bytes: SHA-256 {made.sha256}")
 
 
+@app.command()
+def suites(policy: PolicyOption = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show what the gate asks of a policy's next dataset, with the changes of suites.toml; say what is wrong there."""
+    from pipelines.cli.parts import open_home, policy_named
+
+    found, home = open_home(config)
+    name = policy_named(found, policy)
+    settings = found.policies[name].gate
+    from ingest.suites import read_suites
+
+    changes = read_suites(home.suites(settings.suites), required=settings.suites is not None)
+    from ingest.datasets import list_datasets  # the gate imports Great Expectations: seconds
+    from ingest.gate import whole_suites
+
+    last = next(iter(reversed(list_datasets(home.datasets, name))), None)
+    listed = [
+        {
+            "table": table,
+            "name": (one := expectation.configuration).meta["name"],
+            "yours": table in changes and one.meta["name"] in changes[table].expect,
+            "class": type(expectation).__name__,
+            "arguments": {key: value for key, value in one.kwargs.items() if value is not None},
+        }
+        for table, suite in whole_suites(name, settings, changes, last).items()
+        for expectation in suite
+    ]
+    if as_json:
+        print_json(listed)
+        return
+    lines = (
+        (
+            e["table"],
+            e["name"],
+            "yours" if e["yours"] else "",
+            e["class"],
+            ", ".join(f"{k}={v}" for k, v in e["arguments"].items()),
+        )
+        for e in listed
+    )
+    print_table(("table", "name", "", "class", "arguments"), lines)
+
+
 def _dataset(config: Path, policy: str | None, dataset: str) -> "tuple[Home, Path]":
     """The home and the dataset's folder; raises with the ids there are."""
     from pipelines.cli.parts import open_home, policy_named

@@ -113,6 +113,22 @@ def test_a_dataset_is_made_again(folder: Path, tmp_path: Path) -> None:
     ).read_bytes()
 
 
+def test_the_suites_of_the_gate_are_shown_with_the_users_changes(folder: Path) -> None:
+    own = folder / "here" / "suites.toml"
+    own.write_text(
+        '[turns]\ndisable = ["a known end"]\n[turns.expect.quick]\nclass = "ExpectColumnMaxToBeBetween"\n'
+        'column = "seconds"\nmax_value = 9'
+    )
+    listed = told(folder, "suites")
+    assert {e["table"] for e in listed} == {"candidate", "turns", "feedback"}
+    (mine,) = [e for e in listed if e["yours"]]
+    assert (mine["name"], mine["class"]) == ("quick", "ExpectColumnMaxToBeBetween")
+    assert mine["arguments"]["max_value"] == 9
+    assert "a known end" not in [e["name"] for e in listed]
+    assert "enough rows" in call(folder, "suites").stdout
+    own.unlink()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -78,6 +78,7 @@ def test_rows_are_the_turns_as_logged(tmp_path: Path) -> None:
             "tokens": 2.0,
             "mean_output_tokens": 2.0,
             "mean_prompt_tokens": 3.0,
+            "language_known": 0.0,
         },
         passed=False,
     )

@@ -1,7 +1,7 @@
 """The gate: each way in which data can be unfit stops it, and the rows are named."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,15 @@ from ingest.contracts.dataset import DatasetManifest, GateCheck
 from ingest.contracts.errors import ContractError
 from ingest.contracts.files import FileEntry, digest_file, read_manifest, write_manifest
 from ingest.datasets import CANDIDATE, MANIFEST, ROWS, list_datasets
+from ingest.expectations import LIKE_THE_LAST
 from ingest.gate import GateBroken, GateFailed, gate, index_of
+from ingest.lake import TURNS, read
+from tests.lakes import feedback, land, turn
 
 CUT = 10_000.0
 SETTINGS = GateSettings(min_rows=4, max_age_seconds=100, max_version_age=1, max_key_share=0.75)
+
+YOUNG = {"finished_at": CUT - 10, "output_tokens": 3}
 
 Rows = list[dict[str, Any]]
 
@@ -84,7 +89,22 @@ def propose(datasets: Path, rows: Rows, dataset_id: str = "d1", without: tuple[s
 
 
 def ask(datasets: Path, docs: Path, dataset_id: str = "d1", settings: GateSettings = SETTINGS) -> DatasetManifest:
-    return gate(datasets=datasets, policy="p", dataset_id=dataset_id, settings=settings, docs=docs)
+    """Ask the gate; a lake without turns gets some that are beyond reproach."""
+    lake = datasets / "lake"
+    if read(lake, TURNS).count_rows() == 0:
+        fill(lake)
+    suites = datasets / (settings.suites or "suites.toml")
+    return gate(
+        datasets=datasets, lake=lake, policy="p", dataset_id=dataset_id, settings=settings, suites=suites, docs=docs
+    )
+
+
+def fill(lake: Path, *spoiled: dict[str, Any], signals: Sequence[dict[str, Any]] = ()) -> None:
+    """Two turns of two keys, each with a signal, and others."""
+    made = [turn(f"t{n}", key_id=f"key {n}", **YOUNG) for n in range(2)]
+    land(lake, "turns", *made, *spoiled)
+    said = [feedback(f"t{n}", key_id=f"key {n}", received_at=CUT - 5) for n in range(2)]
+    land(lake, "feedback", *said, *signals)
 
 
 def failed(datasets: Path, docs: Path, dataset_id: str = "d1") -> dict[str, tuple[str, ...]]:
@@ -100,7 +120,8 @@ def test_good_data_passes_and_its_manifest_says_what_was_checked(tmp_path: Path,
     propose(tmp_path, good_rows())
     manifest = ask(tmp_path, docs)
     assert manifest == read_manifest(tmp_path / "p" / "d1", DatasetManifest)
-    assert len(manifest.gate) == 19
+    assert len([check for check in manifest.gate if ":" not in check.name]) == 19
+    assert {check.name.partition(":")[0] for check in manifest.gate if ":" in check.name} == {"turns", "feedback"}
     assert all(check.passed for check in manifest.gate)
     assert manifest.gate[0] == GateCheck(name="enough rows", passed=True, observed="4")
     assert ask(tmp_path, docs, settings=GateSettings(min_rows=1000)) == manifest
@@ -143,7 +164,7 @@ def change(*changed: int, **values: Any) -> Callable[[Rows], Rows]:
 
 ALL = (0, 1, 2, 3)
 BAD = {
-    "tiny": (lambda rows: rows[:3], {"enough rows": ()}),
+    "tiny": (lambda rows: rows[:3], {"enough rows": ("a", "b", "c")}),
     "another policy": (change(1, policy="q"), {"one policy": ("b",)}),
     "the same turn twice": (change(1, turn_id="a"), {"no turn twice": ("a",)}),
     "the same turn, revised": (change(1, turn_id="a", feedback_revision=2), {"no turn twice": ("a",)}),
@@ -174,7 +195,7 @@ BAD = {
     "turns of the future": (change(0, started_at=CUT + 1), {"recent turns": ("a",)}),
     "no reward": (change(0, reward=None), {"a reward": ("a",)}),
     "no weight": (change(0, weight=0.0), {"a weight": ("a",)}),
-    "one reward": (change(*ALL, reward=0.75), {"rewards differ": ()}),
+    "one reward": (change(*ALL, reward=0.75), {"rewards differ": ("a", "b", "c", "d")}),
     "one subject": (change(0, 1, 2, subject="u"), {"no subject dominates": ("a", "b", "c")}),
     "one key": (change(*ALL, key_id="k"), {"no key dominates": ("a", "b", "c", "d")}),
 }
@@ -211,14 +232,120 @@ def test_drift_from_the_last_dataset_stays_out(tmp_path: Path, docs: Path) -> No
     ask(tmp_path, docs, "d1")
     long = change(*ALL, output_ids=[1] * 10, logprobs=[-1.0] * 10)(good_rows("efgh"))
     propose(tmp_path, change(*ALL, weight_versions=[{"version": "v3", "start": 0, "end": 10}])(long), "long")
-    assert failed(tmp_path, docs, "long") == {"length like the last dataset's": ()}
+    assert failed(tmp_path, docs, "long") == {"length like the last dataset's": tuple("efgh")}
     many = good_rows("efghijklmnop")
     propose(tmp_path, [row | {"reward": -0.25 - number / 100} for number, row in enumerate(many)], "unloved")
     strict = SETTINGS.model_copy(update={"max_acceptance_change": 0.4})
-    with pytest.raises(GateFailed, match=r"acceptance like the last dataset's: saw 0\.0"):
+    with pytest.raises(
+        GateFailed, match=r"acceptance like the last dataset's: saw 0\.0; turns: e, f, g, h, i and 7 more"
+    ):
         ask(tmp_path, docs, "unloved", strict)
     propose(tmp_path, good_rows("efgh"), "like it")
-    assert len(ask(tmp_path, docs, "like it").gate) == 21
+    assert {check.name for check in ask(tmp_path, docs, "like it").gate} >= set(LIKE_THE_LAST)
+
+
+def test_of_a_number_that_does_not_hold_the_rows_that_deviate_most_are_named(tmp_path: Path, docs: Path) -> None:
+    propose(tmp_path, good_rows("abcd"), "d1")
+    ask(tmp_path, docs, "d1")
+    rows = good_rows("".join(chr(ord("a") + n) for n in range(4, 26)))
+    lengths = [3] * 18 + [9, 90, 30, 60]
+    for row, length in zip(rows, lengths, strict=True):
+        row |= {"output_ids": [1] * length, "logprobs": [-1.0] * length}
+        row |= {"weight_versions": [{"version": "v3", "start": 0, "end": length}]}
+    propose(tmp_path, rows, "d2")
+    (named,) = failed(tmp_path, docs, "d2").values()
+    assert (len(named), named[:4]) == (20, ("x", "z", "y", "w"))
+
+
+def test_drift_of_the_language_stays_out(tmp_path: Path, docs: Path) -> None:
+    known = {"mean_output_tokens": 3.0, "accept_rate": 0.5, "language_known": 40.0}
+    propose(tmp_path, good_rows(), statistics=known | {"language.en": 0.9, "language.de": 0.1})
+    ask(tmp_path, docs)
+    names = "".join(chr(ord("a") + n) for n in range(4, 18))
+    rows = [row | {"language": "en" if n < 4 else "fr"} for n, row in enumerate(good_rows(names))]
+    propose(tmp_path, rows, "d2")
+    assert failed(tmp_path, docs, "d2") == {"language like the last dataset's": tuple(names[4:])}
+    # Nine answers whose language is known tell nothing about shares.
+    propose(tmp_path, [row | {"language": "fr" if n < 9 else None} for n, row in enumerate(rows)], "d3")
+    assert ask(tmp_path, docs, "d3").gate
+
+
+@pytest.mark.parametrize(("keys", "stopped"), [(1, False), (2, True)])
+def test_a_key_may_have_all_rows_where_turns_of_no_other_were_judged(
+    tmp_path: Path, docs: Path, keys: int, stopped: bool
+) -> None:
+    """Nobody named: turns of nobody in particular count by their key."""
+    land(tmp_path / "lake", "turns", *[turn(f"t{n}", key_id=f"key {n}", **YOUNG) for n in range(3)])
+    said = [feedback(f"t{n}", key_id=f"key {n}", received_at=CUT - 5) for n in range(keys)]
+    land(tmp_path / "lake", "feedback", *said)
+    rows = change(*ALL, key_id="key 0", subject="")(good_rows())
+    propose(tmp_path, rows)
+    if stopped:
+        named = failed(tmp_path, docs)
+        assert named == {"no key dominates": tuple("abcd")}
+    else:
+        assert ask(tmp_path, docs).gate
+
+
+LAKE = {
+    "no turns": ([], [], {"turns: turns were recorded": ()}),
+    "a turn twice": ([turn("b", **YOUNG), turn("b", **YOUNG)], [], {"turns: no turn twice": ("b",)}),
+    "an end that there is not": ([turn("b", finish="eof", **YOUNG)], [], {"turns: a known end": ("b",)}),
+    "a logprob too few": (
+        [turn("b", logprobs=[-1.0], **YOUNG), turn("greedy", logprobs=[], trainable=False, **YOUNG)],
+        [],
+        {"turns: a logprob for each token": ("b",)},
+    ),
+    "an end before the start": (
+        [turn("b", **YOUNG) | {"started_at": CUT}],
+        [],
+        {"turns: ended after they began": ("b",)},
+    ),
+    "a broken engine": (
+        [turn(f"b{n}", finish="engine_lost", trainable=False, **YOUNG) for n in range(5)],
+        [],
+        {"turns: most were answered": ("b0", "b1", "b2", "b3", "b4", "t0", "t1")},
+    ),
+    "a kind of another version": (
+        [],
+        [feedback("t1", "wink", received_at=CUT - 5)],
+        {"feedback: a known kind": ("t1",)},
+    ),
+    "a score without a number": (
+        [],
+        [feedback("t1", "score", value=float("nan"), key_id="key 1", received_at=CUT - 5)],
+        {"feedback: a number where one belongs": ("t1",)},
+    ),
+    "strangers": (
+        [],
+        [feedback("t0", key_id=f"x{n}", received_at=CUT - 5) for n in range(3)],
+        {"feedback: most senders may judge": ("t0", "t1")},
+    ),
+    "one that judges most": (
+        [turn(f"b{n}", key_id="key 0", **YOUNG) for n in range(9)],
+        [feedback(f"b{n}", key_id="key 0", received_at=CUT - 5) for n in range(9)],
+        {"feedback: no sender dominates": ("t0", *(f"b{n}" for n in range(9)))},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAKE)
+def test_a_lake_that_is_not_in_order_stops_the_dataset(tmp_path: Path, docs: Path, case: str) -> None:
+    turns, signals, expected = LAKE[case]
+    if case == "no turns":
+        land(tmp_path / "lake", "turns", turn("old", finished_at=10.0), turn("other", policy="q", **YOUNG))
+    else:
+        fill(tmp_path / "lake", *turns, signals=signals)
+    propose(tmp_path, good_rows())
+    assert {name: set(rows) for name, rows in failed(tmp_path, docs).items()} == {
+        name: set(rows) for name, rows in expected.items()
+    }
+
+
+def test_trusted_keys_may_judge_and_dominate(tmp_path: Path, docs: Path) -> None:
+    fill(tmp_path / "lake", signals=[feedback("t0", key_id="annotator", received_at=CUT - 5) for _ in range(30)])
+    propose(tmp_path, good_rows(), attribution={"trusted_keys": ["annotator"]})
+    assert ask(tmp_path, docs).gate
 
 
 def test_a_missing_column_breaks_the_gate(tmp_path: Path, docs: Path) -> None:
