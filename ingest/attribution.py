@@ -25,6 +25,9 @@ only grows.
 - `silent`: no signal counted, and the window and the watermark of the log have passed: none will;
 - `open`: the rest.
 
+**What is looked at**: turns that ended after `since(cut)`. Before it no turn can become ready, or change its state by
+anything but an erasure; the lake may grow, a look does not. `history_seconds` moves it back, for rates and baselines.
+
 A turn that is not trainable (greedy, constrained, no record) has a state like any other; it is never **ready**. Ready
 is settled, trainable, in no accepted dataset yet, and fresh (`fresh_seconds`, `fresh_versions`).
 
@@ -32,6 +35,7 @@ Invariant: the result depends on the events, the cut and the watermark, and on n
 """
 
 import logging
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +58,8 @@ _SQL = Path(__file__).parent / "sql"
 _SCRIPTS = ("functions.sql", "turns.sql", "implicit.sql", "attribution.sql")
 _CONFLICTING = "SELECT count(DISTINCT feedback_id) FROM signal WHERE status = 'conflicting'"
 _TABLES = (TURNS, FEEDBACK, ERASURES)
+_MEMORY = "2GiB"
+"""DuckDB's own; what it cannot hold goes to the scratch folder."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,11 @@ class Cut:
     at: float
     watermark: float
     lake_versions: dict[str, int] = field(default_factory=dict)
+
+    def since(self, settings: AttributionSettings) -> float:
+        """The end of the oldest turn that is looked at, Unix seconds."""
+        final = min(self.at, self.watermark) - settings.window_seconds - settings.settle_seconds
+        return min(self.at - settings.fresh_seconds, final) - settings.history_seconds
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,11 +127,13 @@ def attribute(
     now: float,
     watermark: float,
     used_datasets: Path,
+    scratch: Path | None = None,
 ) -> AttributionReport:
     """The states of the policy's turns at `now` (Unix seconds, as `watermark`). `used_datasets` is the folder of all
-    datasets."""
+    datasets, `scratch` one for what memory cannot hold (default: the system's for temporary files)."""
+    cut = Cut(now, watermark)
     used = used_turns(used_datasets, policy)
-    with attributed(lake, policy, settings, rewards, Cut(now, watermark), used) as join:
+    with attributed(lake, policy, settings, rewards, cut, used, scratch) as join:
         (ready,) = join.execute("SELECT count(*) FROM attributed WHERE ready").fetchone() or (0,)
         (conflicting,) = join.execute(_CONFLICTING).fetchone() or (0,)
         if conflicting:
@@ -146,10 +159,11 @@ def attributed(
     rewards: RewardSettings,
     cut: Cut,
     used: Iterable[tuple[str, int]],
+    scratch: Path | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """`joined` over the tables of the lake."""
     tables = {table: read(lake, table, cut.lake_versions.get(table)) for table in _TABLES}
-    with joined(tables, policy, settings, rewards, cut, used) as join:
+    with joined(tables, policy, settings, rewards, cut, used, scratch) as join:
         yield join
 
 
@@ -161,6 +175,7 @@ def joined(
     rewards: RewardSettings,
     cut: Cut,
     used: Iterable[tuple[str, int]],
+    scratch: Path | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """A DuckDB connection with the tables `attributed` (a row a turn), `signal` (a row a signal and turn),
     `implicit` (those of the signals that were computed), `turn` (its turns, as read), `version_age`, and the lake's
@@ -169,6 +184,7 @@ def joined(
     parameters = {
         "policy": policy,
         "cut": cut.at,
+        "since": cut.since(settings),
         "watermark": cut.watermark,
         "window": settings.window_seconds,
         "settle": settings.settle_seconds,
@@ -182,7 +198,10 @@ def joined(
     worth = rewards.implicit.worth()
     pairs = list(used)
     turn_ids, samples = pa.array([t for t, _ in pairs], pa.string()), pa.array([s for _, s in pairs], pa.int32())
-    with duckdb.connect() as join:
+    with tempfile.TemporaryDirectory(prefix="join-", dir=scratch) as spill, duckdb.connect() as join:
+        join.execute("SET memory_limit = $memory", {"memory": _MEMORY})
+        join.execute("SET temp_directory = $spill", {"spill": spill})
+        join.execute("SET preserve_insertion_order = false")
         for table in _TABLES:
             join.register(f"lake_{table}", tables[table])
         join.register("trusted", pa.table({"key_id": pa.array(settings.trusted_keys, pa.string())}))

@@ -1,9 +1,10 @@
 """Implicit signals: what the traffic itself tells about an answer, marked as such and worth nothing by default.
 
 Computed in the attribution join (`sql/implicit.sql`) from the turns of the lake, each time anew: no signal is stored,
-so none can be computed twice. What the rules read of texts was taken out of them at landing (`ingest.derived`). Each is a row of `signal` with the rule as its kind, `implicit:<rule>` as its source, and
-a feedback id made of rule, turn and sample. A rule that `policies.X.rewards.implicit` gives no number is shown and
-counted in rates, and changes no state and no reward.
+so none can be computed twice. What the rules read of texts was taken out of them at landing (`ingest.derived`). Each is
+a row of `signal` with the rule as its kind, `implicit:<rule>` as its source, and a feedback id made of rule, turn and
+sample. A rule that `policies.X.rewards.implicit` gives no number is shown and counted in rates, and changes no state
+and no reward.
 
 - `regenerated`: the turn's subject sent the identical prompt again in the same session, within `retry_seconds` after
   its end: what makes a turn that nobody judged `superseded`. Where the rule has a number, the turn is judged by it.
@@ -36,12 +37,16 @@ from typing import Any
 
 import duckdb
 import msgspec
-from duckdb.func import SPECIAL
+import pyarrow as pa
+from duckdb.func import ARROW, SPECIAL
 
 from ingest.config import ImplicitSettings
 from ingest.contracts.errors import ContractError
 from ingest.contracts.functions import load_function
+from ingest.edit_distance import edit_distance
 from ingest.formats import FORMATS, as_json
+
+_EDIT_LENGTH = 2000
 
 
 class ClassifierError(Exception):
@@ -73,21 +78,27 @@ def register(join: duckdb.DuckDBPyConnection, settings: ImplicitSettings) -> Non
     """
     classify = _load(settings.classifier)
 
-    def complaint(said: str) -> float:
-        return _probability(settings.classifier, classify, said)
+    # A column at a time: DuckDB's own way from row to row costs more than the functions do.
+    def complaint(said: pa.ChunkedArray) -> pa.Array:
+        return pa.array([_probability(settings.classifier, classify, text) for text in said.to_pylist()], pa.float64())
 
-    def failed(result: str) -> bool:
-        return is_error(result, settings)
+    def failed(results: pa.ChunkedArray) -> pa.Array:
+        return pa.array([is_error(text, settings) for text in results.to_pylist()], pa.bool_())
 
     text: Any = "VARCHAR"
-    join.create_function("answer_text", answer_text, [text] * 2, text, null_handling=SPECIAL)
-    join.create_function("complaint", complaint, [text], "DOUBLE")
-    join.create_function("is_error", failed, [text], "BOOLEAN")
+    join.create_function("kept_share", kept_share, [text] * 3, "DOUBLE", null_handling=SPECIAL)
+    join.create_function("complaint", complaint, [text], "DOUBLE", type=ARROW)
+    join.create_function("is_error", failed, [text], "BOOLEAN", type=ARROW)
 
 
-def answer_text(dialect: str | None, answer: str | None) -> str | None:
-    """What an answer says to its reader; None where it is not known."""
-    return FORMATS[dialect].text(answer) if dialect in FORMATS and answer else None
+def kept_share(dialect: str | None, answer: str | None, text: str | None) -> float | None:
+    """What a user kept of an answer: 1 − edit distance / length of the longer text, of the first 2,000 characters of
+    both; None where either is not known."""
+    said = FORMATS[dialect].text(answer) if dialect in FORMATS and answer else None
+    if said is None or text is None:
+        return None
+    said, text = said[:_EDIT_LENGTH], text[:_EDIT_LENGTH]
+    return 1.0 - edit_distance(said, text) / max(len(said), len(text), 1)
 
 
 def is_error(result: str, settings: ImplicitSettings) -> bool:

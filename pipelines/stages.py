@@ -85,6 +85,7 @@ class LocalStages:
             now=cut_at,
             watermark=landed["watermark"],
             used_datasets=h.datasets,
+            scratch=h.run,
         )
         looked = {"cut_at": cut_at, "since": since, "inputs": inputs, "landed": landed}
         return {**looked, **attributed, "watermark": landed["watermark"]}

@@ -2,26 +2,20 @@
 -- (turn_id, sample), to `attributed`: every turn of one policy with exactly one state. It never asks in which order
 -- anything landed. The rules are told in `ingest/attribution.py`.
 
--- What users kept of an answer: 1 − edit distance / length of the longer text.
-CREATE TEMP TABLE kept AS
-WITH edit AS (
+-- What was said by the cut, and of several events with one idempotency key which came first.
+CREATE TEMP TABLE heard AS
+WITH said AS (
+    SELECT *
+    FROM lake_feedback f
+    WHERE f.received_at >= $since - $window AND f.received_at <= $cut
+        AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('subject', f.subject))
+),
+again AS (
+    SELECT key_id, feedback_id FROM said GROUP BY key_id, feedback_id HAVING count(*) > 1
+),
+copied AS (
     SELECT
         f.spool_id, f.sequence,
-        left(answer_text(t.dialect, t.answer), 2000) AS answer,
-        left(f.text, 2000) AS text
-    FROM lake_feedback f
-    JOIN lake_turns t ON f.target_id = t.turn_id AND f.sample = t.sample
-    WHERE f.kind = 'edit' AND f.target = 'turn' AND t.policy = $policy
-)
-SELECT spool_id, sequence, max(1.0 - levenshtein(answer, text) / greatest(length(answer), length(text), 1)) AS share
-FROM edit WHERE answer IS NOT NULL GROUP BY spool_id, sequence;
-
--- Every signal beside every turn that it speaks of, and whether it counts: what was sent, and what is implicit.
-CREATE TEMP TABLE signal AS
-WITH heard AS (
-    SELECT
-        f.feedback_id, f.key_id AS sender, f.target, f.target_id, f.sample, f.kind, f.source, f.value,
-        f.occurred_at, f.received_at, f.spool_id, f.sequence, k.share,
         CASE
             WHEN row_number() OVER sent = 1 THEN 'first'
             WHEN f.target = first_value(f.target) OVER sent AND f.target_id = first_value(f.target_id) OVER sent
@@ -32,49 +26,79 @@ WITH heard AS (
                 THEN 'duplicate'
             ELSE 'conflicting'
         END AS copy
-    FROM lake_feedback f
-    LEFT JOIN kept k ON f.spool_id = k.spool_id AND f.sequence = k.sequence
-    WHERE f.received_at <= $cut
-        AND NOT EXISTS (SELECT 1 FROM lake_erasures e WHERE e.digest = erasure_digest('subject', f.subject))
+    FROM said f JOIN again a ON f.key_id = a.key_id AND f.feedback_id = a.feedback_id
     WINDOW sent AS (PARTITION BY f.key_id, f.feedback_id ORDER BY f.received_at, f.spool_id, f.sequence)
-),
-aimed AS (
+)
+SELECT
+    f.feedback_id, f.key_id AS sender, f.target, f.target_id, f.sample, f.kind, f.source, f.value, f.text,
+    f.occurred_at, f.received_at, f.spool_id, f.sequence, coalesce(c.copy, 'first') AS copy
+FROM said f LEFT JOIN copied c ON f.spool_id = c.spool_id AND f.sequence = c.sequence;
+
+-- What users kept of an answer.
+CREATE TEMP TABLE kept AS
+SELECT h.spool_id, h.sequence, max(kept_share(t.dialect, t.answer, h.text)) AS share
+FROM heard h JOIN lake_turns t ON h.target_id = t.turn_id AND h.sample = t.sample
+WHERE h.kind = 'edit' AND h.target = 'turn' AND t.policy = $policy AND t.finished_at >= $since
+GROUP BY h.spool_id, h.sequence;
+
+-- Turns by which somebody named the session that they are part of.
+CREATE TEMP TABLE meant AS
+SELECT
+    n.turn_id, n.sample, n.session_id, n.key_id, n.subject, n.answer_hash, n.prefix_hashes,
+    array_contains(n.prefix_hashes, n.session_id) AS named_itself
+FROM lake_turns n
+JOIN (SELECT DISTINCT h.target_id, h.sample FROM heard h WHERE h.target = 'session_of_turn') h
+    ON n.turn_id = h.target_id AND n.sample = h.sample
+WHERE n.finished_at >= $since AND n.finished_at <= $cut;
+
+-- The turns of that session. A session that named itself may hold conversations of several people, who began with the
+-- same words (few-shot examples, a canned greeting): of those, the one that the turn is part of.
+CREATE TEMP TABLE together AS
+WITH pair AS (
+    SELECT
+        n.turn_id AS named_id, n.sample AS named_sample, t.turn_id, t.sample, n.answer_hash,
+        NOT n.named_itself
+            OR (n.turn_id = t.turn_id AND n.sample = t.sample)
+            OR coalesce(array_contains(n.prefix_hashes, t.answer_hash), false) AS certain
+    FROM meant n JOIN turn t ON n.session_id = t.session_id AND n.key_id = t.key_id AND n.subject = t.subject
+)
+SELECT named_id, named_sample, turn_id, sample FROM pair WHERE certain
+UNION ALL
+SELECT p.named_id, p.named_sample, p.turn_id, p.sample
+FROM pair p JOIN lake_turns o ON p.turn_id = o.turn_id AND p.sample = o.sample
+WHERE NOT p.certain AND o.finished_at >= $since AND array_contains(o.prefix_hashes, p.answer_hash);
+
+-- Every signal beside every turn that it speaks of, and whether it counts: what was sent, and what is implicit.
+CREATE TEMP TABLE signal AS
+WITH aimed AS (
     SELECT
         t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, h.target, h.kind,
-        h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at, h.received_at, h.spool_id, h.sequence,
+        h.source, h.value, k.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at, h.received_at, h.spool_id, h.sequence,
         h.copy
-    FROM heard h JOIN turn t ON h.target_id = t.turn_id AND h.sample = t.sample
+    FROM heard h
+    JOIN turn t ON h.target_id = t.turn_id AND h.sample = t.sample
+    LEFT JOIN kept k ON h.spool_id = k.spool_id AND h.sequence = k.sequence
     WHERE h.target = 'turn'
     UNION ALL
     SELECT
-        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender,
-        'session' AS target, h.kind, h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at,
-        h.received_at, h.spool_id, h.sequence, h.copy
+        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, 'session', h.kind,
+        h.source, h.value, CAST(NULL AS DOUBLE), CAST(NULL AS DOUBLE), h.occurred_at, h.received_at, h.spool_id,
+        h.sequence, h.copy
     FROM heard h JOIN turn t ON h.target_id = t.session_id
     WHERE h.target = 'session' AND t.started_at <= h.received_at
     UNION ALL
-    -- A session that named itself may hold conversations of several people, who began with the same words (few-shot
-    -- examples, a canned greeting): of those, the one that the turn is part of.
     SELECT
-        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender,
-        'session' AS target, h.kind, h.source, h.value, h.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at,
-        h.received_at, h.spool_id, h.sequence, h.copy
+        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, 'session', h.kind,
+        h.source, h.value, CAST(NULL AS DOUBLE), CAST(NULL AS DOUBLE), h.occurred_at, h.received_at, h.spool_id,
+        h.sequence, h.copy
     FROM heard h
-    JOIN lake_turns n ON h.target_id = n.turn_id AND h.sample = n.sample AND n.finished_at <= $cut
-    JOIN lake_turns o ON n.session_id = o.session_id AND n.key_id = o.key_id AND n.subject = o.subject
-    JOIN turn t ON o.turn_id = t.turn_id AND o.sample = t.sample
+    JOIN together b ON h.target_id = b.named_id AND h.sample = b.named_sample
+    JOIN turn t ON b.turn_id = t.turn_id AND b.sample = t.sample
     WHERE h.target = 'session_of_turn' AND t.started_at <= h.received_at
-        AND (
-            NOT array_contains(n.prefix_hashes, n.session_id)
-            OR (n.turn_id = o.turn_id AND n.sample = o.sample)
-            OR (n.answer <> '' AND array_contains(o.prefix_hashes, from_end(n.prefix_hashes, 1)))
-            OR (o.answer <> '' AND array_contains(n.prefix_hashes, from_end(o.prefix_hashes, 1)))
-        )
     UNION ALL
     SELECT
-        turn_id, sample, key_id, closes_at, feedback_id, key_id AS sender, 'turn' AS target, rule AS kind,
-        source, value, CAST(NULL AS DOUBLE) AS share, worth, occurred_at, received_at, '' AS spool_id, 0 AS sequence,
-        'first' AS copy
+        turn_id, sample, key_id, closes_at, feedback_id, key_id, 'turn', rule, source, value, CAST(NULL AS DOUBLE),
+        worth, occurred_at, received_at, '', 0, 'first'
     FROM implicit
 ),
 valued AS (
@@ -108,16 +132,21 @@ ranked AS (
     SELECT
         *,
         row_number() OVER (
-            PARTITION BY turn_id, sample, target, source, question, verdict
+            PARTITION BY turn_id, sample, target, source, question
             ORDER BY received_at DESC, occurred_at DESC, spool_id DESC, sequence DESC
         ) AS place
-    FROM judged
+    FROM judged WHERE verdict = 'counted'
 )
 SELECT
     turn_id, sample, feedback_id, kind, source, target, value, received_at,
-    CASE WHEN verdict = 'counted' AND place > 1 THEN 'revised' ELSE verdict END AS status,
+    CASE WHEN place > 1 THEN 'revised' ELSE 'counted' END AS status,
     CAST(contribution AS DECIMAL(18, 6)) AS contribution
-FROM ranked;
+FROM ranked
+UNION ALL
+SELECT
+    turn_id, sample, feedback_id, kind, source, target, value, received_at, verdict,
+    CAST(contribution AS DECIMAL(18, 6))
+FROM judged WHERE verdict <> 'counted';
 
 -- Weight versions by their last use: 0 is the newest.
 CREATE TEMP TABLE version_age AS

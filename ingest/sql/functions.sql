@@ -1,6 +1,6 @@
 -- What the join needs and DuckDB names otherwise: the names are Spark's, or ours where Spark has none.
 -- Spark registers `first_version` and `from_end` (try_element_at) in the same way. What reads the
--- wire formats is Python's (`ingest/implicit.py`): answer_text, complaint, is_error.
+-- wire formats is Python's (`ingest/implicit.py`): kept_share, complaint, is_error.
 
 CREATE MACRO get_json_object(document, path) AS
     CASE WHEN json_valid(document) THEN json_extract_string(document, path) END;

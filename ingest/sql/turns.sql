@@ -12,7 +12,7 @@ WITH known AS (
             AS unread,
         finish IN ('abort', 'error', 'engine_lost') AS cut_short
     FROM lake_turns t
-    WHERE policy = $policy AND finished_at <= $cut
+    WHERE policy = $policy AND finished_at >= $since AND finished_at <= $cut
 )
 SELECT
     turn_id, sample, key_id, subject, session_id, arm, finish, started_at, finished_at, spool_id, sequence,
@@ -31,14 +31,24 @@ SELECT
 FROM known;
 
 -- Turns whose prompt the same subject sent again, in the same session, soon after they had ended: when that began, and
--- when it was answered. Starts and ends in one line of time; the frame begins a microsecond after an end.
+-- when it was answered. Starts and ends in one line of time; the frame begins a microsecond after an end. Few prompts
+-- are sent twice, and only those are ordered.
 CREATE TEMP TABLE retried AS
-WITH moment AS (
+WITH repeated AS (
+    SELECT prompt_digest FROM turn WHERE arm <> 'evaluation' AND prompt_digest IS NOT NULL
+    GROUP BY prompt_digest HAVING count(*) > 1
+),
+asked AS (
+    SELECT t.session_id, t.key_id, t.subject, t.prompt_digest, t.turn_id, t.sample, t.started_at, t.finished_at
+    FROM turn t JOIN repeated r ON t.prompt_digest = r.prompt_digest
+    WHERE t.arm <> 'evaluation'
+),
+moment AS (
     SELECT session_id, key_id, subject, prompt_digest, turn_id, sample, started_at AS clock, finished_at, 0 AS is_end
-    FROM turn WHERE prompt_digest IS NOT NULL AND arm <> 'evaluation'
+    FROM asked
     UNION ALL
     SELECT session_id, key_id, subject, prompt_digest, turn_id, sample, finished_at AS clock, finished_at, 1 AS is_end
-    FROM turn WHERE prompt_digest IS NOT NULL AND arm <> 'evaluation'
+    FROM asked
 ),
 ahead AS (
     SELECT

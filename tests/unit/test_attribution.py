@@ -246,6 +246,31 @@ def test_only_trainable_fresh_turns_are_ready(tmp_path: Path) -> None:
     assert ages == [("v3", 0), ("v2", 1), ("v1", 2)]
 
 
+def test_what_can_change_no_more_is_looked_at_as_long_as_history_says(tmp_path: Path) -> None:
+    """An open turn, however old, stays; so does a fresh one; the watermark decides what is open."""
+    land(tmp_path, "turns", *[turn(str(at), finished_at=float(at)) for at in (100, 850, 900, 970)])
+    land(tmp_path, "feedback", *[feedback(str(at), received_at=at + 1.0) for at in (100, 900)])
+    rules = AttributionSettings(window_seconds=60, fresh_seconds=100, history_seconds=30)
+    assert set(states(tmp_path, settings=rules)) == {"900", "970"}
+    assert set(states(tmp_path, settings=rules, watermark=930)) == {"850", "900", "970"}
+    assert set(states(tmp_path, settings=AttributionSettings(window_seconds=60, fresh_seconds=100))) == {
+        *("100", "850", "900", "970")
+    }
+    assert report(tmp_path, settings=rules).counts["settled"] == 1
+
+
+def test_what_memory_cannot_hold_goes_to_the_scratch_folder_and_leaves_nothing(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with attributed(tmp_path, "p", SETTINGS, REWARDS, Cut(1000, 1000), (), scratch) as join:
+        ((folder, memory),) = join.execute(
+            "SELECT current_setting('temp_directory'), current_setting('memory_limit')"
+        ).fetchall()
+        assert (Path(folder).parent, memory) == (scratch, "2.0 GiB")
+    assert list(scratch.iterdir()) == []
+
+
 def test_signals_become_numbers(tmp_path: Path) -> None:
     names = ("score", "outcome", "abstain", "comment", "kept", "rewritten", "unknown answer", "much")
     answer = '{"role":"assistant","content":"abcd"}'

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ingest import dissatisfaction
 from ingest.attribution import Cut, RuleRate, attribute, attributed
 from ingest.config import AttributionSettings, ImplicitSettings, RewardSettings
 from ingest.contracts.erasure import erasure_digest
@@ -304,6 +307,30 @@ def test_the_manifest_names_the_classifier_where_it_counts() -> None:
     assert "classifier_digest" not in specification(RewardSettings())["implicit"]
     counts = RewardSettings(implicit=ImplicitSettings(dissatisfied=-0.5))
     assert specification(counts)["implicit"]["classifier_digest"] == identify(counts.implicit).digest
+
+
+FRAGMENTS = (
+    *("That", " is", "'s", " not", "n't", "n’t", " wrong", " useless", " right", " what I", " asked", " does", " did"),
+    *(
+        " work",
+        " still",
+        " broken",
+        "You",
+        " are",
+        " mistaken",
+        " forgot",
+        " made an error",
+        " have",
+        " read",
+        "I said",
+    ),
+    *("No", ",", "!", " try", " again", "Please", " do it", " misunderstood", "x", " incorrect", " answer", " missed"),
+)
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=6).map("".join))
+def test_the_quick_look_misses_no_complaint(text: str) -> None:
+    assert complains(text) == (dissatisfaction._PHRASES.search(text) is not None)
 
 
 @pytest.mark.parametrize(
