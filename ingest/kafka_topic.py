@@ -10,7 +10,9 @@ A spool has one partition, chosen by its id, so its records keep their order. Ke
 """
 
 import contextlib
+import logging
 import zlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
@@ -18,6 +20,8 @@ from kafka.errors import TopicAlreadyExistsError
 
 from ingest.config import LogSettings
 from ingest.log import LogError
+
+logger = logging.getLogger(__name__)
 
 Headers = list[tuple[str, bytes]]
 
@@ -83,6 +87,24 @@ def parse_headers(headers: Headers) -> EventPlace | Watermark | None:
         return None
 
 
+def wanted(settings: LogSettings) -> dict[str, str]:
+    """The settings of the topic."""
+    retention = int(settings.retention_days * 86_400_000)
+    return {
+        "cleanup.policy": "delete",
+        "compression.type": "producer",
+        "max.message.bytes": str(settings.max_record_bytes + RESERVE),
+        # Else a forwarder's clock decides when its records go: a wrong one has them refused, or removed at once.
+        "message.timestamp.type": "LogAppendTime",
+        # Two have a record before it leaves the spool: one broker's disk may die. Fewer in sync cost disk, not events.
+        "min.insync.replicas": str(min(2, settings.replication)),
+        "retention.bytes": "-1",
+        "retention.ms": str(retention),
+        "segment.ms": str(min(retention, 86_400_000)),
+        "unclean.leader.election.enable": "false",
+    }
+
+
 def ensure_topic(settings: LogSettings) -> TopicInfo:
     """Creates the topic where it does not exist, and checks the one that does.
 
@@ -90,16 +112,7 @@ def ensure_topic(settings: LogSettings) -> TopicInfo:
     """
     admin = KafkaAdminClient(bootstrap_servers=settings.bootstrap.split(","), bootstrap_timeout_ms=5_000)
     try:
-        retention = int(settings.retention_days * 86_400_000)
-        configs = {
-            "cleanup.policy": "delete",
-            "retention.ms": str(retention),
-            "segment.ms": str(min(retention, 86_400_000)),
-            "max.message.bytes": str(settings.max_record_bytes + RESERVE),
-            "min.insync.replicas": "2" if settings.replication > 2 else "1",
-            "compression.type": "producer",
-        }
-        topic = NewTopic(settings.topic, settings.partitions, settings.replication, topic_configs=configs)
+        topic = NewTopic(settings.topic, settings.partitions, settings.replication, topic_configs=wanted(settings))
         with contextlib.suppress(TopicAlreadyExistsError):
             admin.create_topics([topic], wait_for_metadata=True)
         [description] = admin.describe_topics([settings.topic])
@@ -107,9 +120,63 @@ def ensure_topic(settings: LogSettings) -> TopicInfo:
         config = admin.describe_configs([resource], config_filter="all")["topic"][settings.topic]
     finally:
         admin.close()
-    if "compact" in config["cleanup.policy"]["value"]:
-        raise LogError(f"topic {settings.topic} is compacted, which removes events: set its cleanup.policy to delete")
-    limit = int(config["max.message.bytes"]["value"]) - RESERVE
-    if limit <= 0:
-        raise LogError(f"topic {settings.topic} takes no record above {RESERVE} bytes: raise max.message.bytes")
-    return TopicInfo(len(description["partitions"]), min(limit, settings.max_record_bytes))
+    found = {name: entry["value"] for name, entry in config.items()}
+    partitions = description["partitions"]
+    replicas = min((len(partition["replica_nodes"]) for partition in partitions), default=0)
+    for sentence in doubts(settings, found, len(partitions), replicas):
+        logger.warning("%s", sentence)
+    return TopicInfo(len(partitions), min(int(found["max.message.bytes"]) - RESERVE, settings.max_record_bytes))
+
+
+def doubts(settings: LogSettings, found: Mapping[str, str], partitions: int, replicas: int) -> list[str]:
+    """What of a topic differs from what it should be, one sentence each. `found`: its settings.
+
+    Raises `LogError` where it would lose events.
+    """
+    want = wanted(settings)
+
+    def alter(*names: str) -> str:
+        values = ",".join(f"{name}={want[name]}" for name in names)
+        return (
+            f"kafka-configs.sh --bootstrap-server {settings.bootstrap} --alter --entity-type topics "
+            f"--entity-name {settings.topic} --add-config {values}"
+        )
+
+    def refuse(reason: str, name: str) -> None:
+        raise LogError(f"topic {settings.topic} would lose events: {reason}. Set it: {alter(name)}")
+
+    if "compact" in found["cleanup.policy"]:
+        refuse("it is compacted, which removes all but the last of each spool", "cleanup.policy")
+    if found["message.timestamp.type"] != "LogAppendTime":
+        refuse(
+            "its records have the times of forwarders' clocks, and go early where one is wrong",
+            "message.timestamp.type",
+        )
+    if replicas > 1 and found["unclean.leader.election.enable"] != "false":
+        refuse("a replica that lacks events may lead it", "unclean.leader.election.enable")
+    if int(found["max.message.bytes"]) <= RESERVE:
+        raise LogError(f"topic {settings.topic} takes no record above {RESERVE} bytes: {alter('max.message.bytes')}")
+    if int(found["min.insync.replicas"]) > replicas:
+        raise LogError(
+            f"topic {settings.topic} takes nothing: it has {replicas} replicas, and min.insync.replicas is "
+            f"{found['min.insync.replicas']}: {alter('min.insync.replicas')}, or add replicas"
+        )
+    sentences = []
+    if (found["retention.ms"], found["retention.bytes"]) != (want["retention.ms"], "-1"):
+        sentences.append(
+            f"keeps records for {found['retention.ms']} ms and {found['retention.bytes']} bytes (-1: for ever), not "
+            f"for retention_days, {settings.retention_days:g}: what is not landed sooner is lost, or an erasure is "
+            f"told complete too early: {alter('retention.ms', 'retention.bytes')}"
+        )
+    if replicas < settings.replication or int(found["min.insync.replicas"]) < int(want["min.insync.replicas"]):
+        sentences.append(
+            f"acknowledges a record that {found['min.insync.replicas']} of {replicas} replicas have: replication is to "
+            f"be {settings.replication}, and {alter('min.insync.replicas')}"
+        )
+    if int(found["max.message.bytes"]) < int(want["max.message.bytes"]):
+        sentences.append(f"takes records of {found['max.message.bytes']} bytes: larger events go in parts of that size")
+    if partitions != settings.partitions:
+        sentences.append(f"has {partitions} partitions, and not {settings.partitions}: that is no harm")
+    if found["compression.type"] not in ("producer", "zstd"):
+        sentences.append(f"has the broker compress again: {alter('compression.type')}")
+    return [f"topic {settings.topic} {sentence}" for sentence in sentences]

@@ -11,6 +11,7 @@ all could be had of a file, it stands there, too, until it is as old as the log'
 import itertools
 import logging
 import shutil
+import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -77,12 +78,12 @@ def rewrite(segment: SealedSegment, payloads: Iterable[bytes]) -> None:
 
 
 def repair(segment: SealedSegment, reason: str) -> None:
-    """Replaces a damaged segment. Raises `SegmentUnavailable` where it cannot be read or written now."""
+    """Replaces a damaged segment. Raises `SegmentUnavailable` where it cannot be read or replaced now."""
     try:
         found = salvage(segment.path.read_bytes())
         rows = {at: payload for at, payload in found.rows.items() if segment.first <= at <= segment.last}
         _replace(segment, rows, reason)
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         raise SegmentUnavailable(f"{segment.path} is damaged and cannot be repaired now: {error}") from error
 
 

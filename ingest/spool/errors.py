@@ -17,6 +17,10 @@ class CommitTimeout(SpoolError):
         self.recorded = recorded
 
 
+class BrokerBehind(CommitTimeout):
+    """The events are on the disk, and will be on the log; the broker has not acknowledged them in time."""
+
+
 class SpoolClosed(SpoolError):
     """An append after `close`. Nothing was recorded."""
 

@@ -28,7 +28,7 @@ from ingest.spool.segment import (
 
 log = logging.getLogger(__name__)
 
-LOCK, WATERMARK, CLOSED, SHIPPED = "lock", "watermark", "closed", "shipped"
+LOCK, WATERMARK, CLOSED, SHIPPED, PARTITION = "lock", "watermark", "closed", "shipped", "partition"
 _UNFINISHED_SECONDS = 600.0
 """How old something unfinished must be to be what a crash left."""
 
@@ -97,9 +97,15 @@ class SpoolFolder:
     def remove_if_done(self) -> bool:
         """Removes the folder of a closed spool that holds nothing any more."""
         try:
-            if not self.closed() or set(os.listdir(self.path)) - {LOCK, WATERMARK, CLOSED, SHIPPED}:
+            if not self.closed() or set(os.listdir(self.path)) - {LOCK, WATERMARK, CLOSED, SHIPPED, PARTITION}:
                 return False
-            for name in (WATERMARK, SHIPPED, LOCK, CLOSED):  # `closed` last: nobody adopts what is half removed
+            for name in (
+                WATERMARK,
+                SHIPPED,
+                PARTITION,
+                LOCK,
+                CLOSED,
+            ):  # `closed` last: nobody adopts what is half removed
                 (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
         except OSError:  # somebody else is removing it, or looked at its lock just now
@@ -116,6 +122,17 @@ class SpoolFolder:
     def write_shipped(self, sequence: int) -> None:
         """Before the segments up to there are removed."""
         write_atomically(self.path / SHIPPED, str(sequence).encode())
+
+    def partition(self) -> int | None:
+        """The partition of the topic that it goes to; None where it goes to none yet."""
+        try:
+            return int((self.path / PARTITION).read_text())
+        except FileNotFoundError:
+            return None
+
+    def write_partition(self, partition: int) -> None:
+        """Before anything of it is sent."""
+        write_atomically(self.path / PARTITION, str(partition).encode())
 
     def size(self) -> int:
         """Bytes of its files."""

@@ -5,6 +5,7 @@ Appenders put their events into a queue; the writer thread takes all that is the
 loop comes together; nothing waits on purpose.
 
 A segment is full by size or by age; the writer then goes on in a spare that `sealer` has ready. `room` is the bound.
+With `ack = "broker"` segments are sealed at once, and who was committed waits in `shipped` until the broker has it.
 """
 
 import asyncio
@@ -20,12 +21,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Literal
 
 from ingest.contracts.events import Event, encode_event
-from ingest.spool.errors import CommitTimeout, SpoolClosed, SpoolError, SpoolFull
+from ingest.spool.errors import BrokerBehind, CommitTimeout, SpoolClosed, SpoolError, SpoolFull
 from ingest.spool.folder import STAMP_SLACK, SpoolFolder, take_lock
 from ingest.spool.room import Room
 from ingest.spool.sealer import Sealer
+from ingest.spool.shipped import SEGMENT_SECONDS, Shipped
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ _SCAN = 2.0
 class _Append:
     """Events that wait for their fsync, and who waits for them."""
 
-    __slots__ = ("future", "loop", "payloads", "sequences", "size", "taken", "withdrawn")
+    __slots__ = ("committed", "future", "loop", "payloads", "sequences", "size", "taken", "withdrawn")
 
     def __init__(self, payloads: list[bytes], loop: asyncio.AbstractEventLoop | None) -> None:
         self.payloads = payloads
@@ -48,6 +51,7 @@ class _Append:
         self.sequences: list[int] = []
         self.taken = self.withdrawn = False
         """Whether the writer has it, or whoever waited went away before; one of them at most."""
+        self.committed = False
 
 
 def _answer(appends: list[_Append], error: SpoolError | None) -> None:
@@ -64,13 +68,20 @@ class Spool:
     """Durable, bounded, append-only. Open with `Spool.open`; close it in the process that opened it."""
 
     def __init__(
-        self, folder: SpoolFolder, lock: int, segment_bytes: int, segment_seconds: float, max_bytes: int
+        self,
+        folder: SpoolFolder,
+        lock: int,
+        segment_bytes: int,
+        segment_seconds: float,
+        max_bytes: int,
+        ack: Literal["disk", "broker"],
     ) -> None:
         self.spool_id = folder.spool_id
         self.folder = folder
         self._lock_fd = lock
         self._segment_bytes = segment_bytes
-        self._segment_seconds = segment_seconds
+        self._shipped = Shipped(folder) if ack == "broker" else None
+        self._segment_seconds = min(segment_seconds, SEGMENT_SECONDS) if self._shipped else segment_seconds
 
         self._waiting: list[_Append] = []
         """What waits for the writer."""
@@ -96,8 +107,12 @@ class Spool:
         segment_bytes: int = 64 << 20,
         segment_seconds: float = 2.0,
         max_bytes: int = 16 << 30,
+        ack: Literal["disk", "broker"] = "disk",
     ) -> "Spool":
-        """A new spool below `root`. `max_bytes` bounds all the spools there together; raises `SpoolError`."""
+        """A new spool below `root`. `max_bytes` bounds all the spools there together; `ack`: what an append waits for.
+
+        Raises `SpoolError`.
+        """
         spool_id = uuid.uuid4().hex
         hidden, path = root / f".new-{spool_id}", root / spool_id
         try:
@@ -105,7 +120,7 @@ class Spool:
             lock = take_lock(hidden)
             assert lock is not None, "nobody else knows this folder"
             os.rename(hidden, path)
-            spool = cls(SpoolFolder(path), lock, segment_bytes, segment_seconds, max_bytes)
+            spool = cls(SpoolFolder(path), lock, segment_bytes, segment_seconds, max_bytes, ack)
         except (OSError, sqlite3.Error) as error:
             raise SpoolError(f"no spool can be opened below {root}: {error}; name a writable local disk") from error
         spool._writer.start()
@@ -126,10 +141,15 @@ class Spool:
         """Bytes left, under the bound and on the disk."""
         return self._room.left
 
-    async def append(self, events: Sequence[Event], timeout: float) -> list[int]:
-        """The events' sequences, after fsync. Raises `SpoolFull`, `SpoolClosed`, `SpoolError`, `CommitTimeout`.
+    @property
+    def behind(self) -> bool:
+        """Whether the broker is waited for in vain; never with `ack = "disk"`."""
+        return self._shipped is not None and self._shipped.behind
 
-        Cancelling it takes nothing back.
+    async def append(self, events: Sequence[Event], timeout: float) -> list[int]:
+        """The events' sequences, after fsync, and after the broker's acknowledgement where that counts.
+
+        Raises `SpoolFull`, `SpoolClosed`, `SpoolError`, `CommitTimeout`, `BrokerBehind`. Cancelling takes nothing back.
         """
         loop = asyncio.get_running_loop()
         append = self._enqueue(events, loop)
@@ -155,6 +175,8 @@ class Spool:
             self._closing = True
         self._wake()
         self._writer.join()
+        if self._shipped is not None:
+            self._shipped.close()
         os.close(self._lock_fd)
 
     # -- appenders
@@ -184,9 +206,19 @@ class Spool:
             withdrawn = append.withdrawn = not append.taken
             if withdrawn:
                 self._room.give_back(append.size)
+        if append.committed and self._shipped is not None:
+            self._shipped.behind = True
+            return self._behind()
         return CommitTimeout(
             f"no fsync within {timeout} s in {self.folder.path}: the disk is slow or stuck",
             recorded=False if withdrawn else None,
+        )
+
+    def _behind(self) -> BrokerBehind:
+        return BrokerBehind(
+            f"{self.folder.path} holds the events, and the broker does not acknowledge them now: is it up, and the "
+            "forwarder? They are shipped when it is",
+            recorded=None,
         )
 
     # -- the writer thread
@@ -203,7 +235,7 @@ class Spool:
     def _write_until_closed(self) -> None:
         started: float | None = None  # when the active segment got its first event
         while True:
-            batch, closing = self._take()
+            batch, closing = self._take(_TICK if started is None else min(_TICK, self._segment_seconds))
             now = time.monotonic()
             if batch:
                 self._commit(batch)
@@ -220,10 +252,10 @@ class Spool:
                 self._sealer.finish(self._active, self._drained_at)
                 return
 
-    def _take(self) -> tuple[list[_Append], bool]:
+    def _take(self, tick: float) -> tuple[list[_Append], bool]:
         """All that waits, or nothing after a tick; and whether nothing comes after it."""
         with contextlib.suppress(Empty):
-            self._calls.get(timeout=_TICK)
+            self._calls.get(timeout=tick)
         with self._lock:
             self._drained_at = time.time()
             return self._drain(), self._closing
@@ -249,9 +281,21 @@ class Spool:
             log.error("spool %s: %d events were not committed: %s", self.spool_id, len(payloads), cause)
         # A commit that failed may have reached the disk: its sequences are not used again.
         self._next += len(payloads)
-        self._answer_all(batch, error)
+        if error is not None or self._shipped is None:
+            self._answer_all(batch, error)
+        else:
+            self._answer_when_shipped(batch, self._shipped)
         if error is not None:
             self._roll()
+
+    def _answer_when_shipped(self, batch: list[_Append], shipped: Shipped) -> None:
+        for append in batch:
+            append.payloads, append.committed = [], True
+        if shipped.behind:  # nobody waits for what another waited for in vain
+            self._answer_all(batch, self._behind())
+            shipped.when(self._next - 1, lambda: None)
+        else:
+            shipped.when(self._next - 1, lambda: self._answer_all(batch, None))
 
     def _answer_all(self, batch: list[_Append], error: SpoolError | None) -> None:
         loops: dict[asyncio.AbstractEventLoop | None, list[_Append]] = {}

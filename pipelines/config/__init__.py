@@ -73,6 +73,12 @@ class LogConfig(LogSettings):
         "broker that `everloop up` runs here.",
     )
 
+    @model_validator(mode="after")
+    def _a_broker_acknowledges(self) -> "LogConfig":
+        if self.ack == "broker" and self.kind != "kafka":
+            raise ValueError('ack = "broker" needs kind = "kafka"')
+        return self
+
     @property
     def own_broker(self) -> bool:
         """Whether Kafka, if it is the log, is a broker that `everloop up` runs."""

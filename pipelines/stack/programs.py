@@ -18,6 +18,8 @@ from pipelines.home import Home
 from pipelines.stack.addresses import HOST, Addresses
 from serving.config import ControlSettings, GatewaySettings
 
+_LOOK_SECONDS = {"disk": 0.5, "broker": 0.02}
+"""How often the forwarder looks for what is sealed: with `ack = "broker"`, callers wait for it."""
 FIRST = ("kafka", "control", "mlflow")
 """What the rest needs before it starts: control must know the policies before an engine reports for one."""
 
@@ -67,6 +69,7 @@ def programs(
                 replication=config.log.replication,
                 retention_days=config.log.retention_days,
                 max_record_bytes=config.log.max_record_bytes,
+                every=_LOOK_SECONDS[config.log.ack],
             )
         )
     gateway = _module(
@@ -78,6 +81,7 @@ def programs(
         segment_bytes=config.log.segment_bytes,
         segment_seconds=config.log.segment_seconds,
         max_bytes=config.log.max_bytes,
+        ack=config.log.ack,
         workers=config.gateway.workers,
         admin_port=ports["gateway-admin"],
         snapshot=home.run / "gateway-snapshot.json",

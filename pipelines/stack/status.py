@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ingest.refused import refused_files
 from ingest.spool import damages
 from pipelines.config import Config
 from pipelines.control import Control
@@ -39,6 +40,11 @@ def status(config: Config) -> dict:
     for damage in damages(home.spool):
         rows = damage.lost_rows if damage.whole or damage.lost else "all"
         problems.append(f"spool {damage.spool_id}: {damage.file} was damaged, {rows} rows are lost: see the rejects")
+    if refused := len(refused_files(home.spool)):
+        problems.append(
+            f"events that the broker refused, kept below {home.spool}: {refused}; once it takes them, "
+            f"`python -m ingest.forwarder --spool {home.spool} --send-again`"
+        )
     desired = {policy["name"]: policy["desired"]["version"] for policy in fleet["policies"]}
     runs = Runs(home.database) if home.database.exists() else None
     looks = next_looks(home.database) if running else {}

@@ -18,7 +18,7 @@ from serving.gateway.app import App
 from serving.gateway.server import serve
 from serving.gateway.workers import CannotStart
 
-_LOG = ("segment_bytes", "segment_seconds", "max_bytes")
+_LOG = ("ack", "segment_bytes", "segment_seconds", "max_bytes")
 """What the gateway is told of `[log]`."""
 
 

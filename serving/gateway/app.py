@@ -83,6 +83,7 @@ class App:
             segment_bytes=log.segment_bytes,
             segment_seconds=log.segment_seconds,
             max_bytes=log.max_bytes,
+            ack=log.ack,
         )
         stack.callback(spool.close)
         engines = client(settings.engine_silence_seconds, settings.max_answer_bytes)

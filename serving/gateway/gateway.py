@@ -13,7 +13,7 @@ from ingest.contracts.events import Event
 from ingest.contracts.fleet import Engine, Key, Policy, Role
 from ingest.contracts.ids import keyed_hash
 from ingest.contracts.turn import Turn
-from ingest.spool import CommitTimeout, Spool, SpoolError, SpoolFull
+from ingest.spool import BrokerBehind, CommitTimeout, Spool, SpoolError, SpoolFull
 from serving.config import GatewaySettings
 from serving.fleet.health import Suspicion
 from serving.fleet.routing import choose
@@ -87,6 +87,8 @@ class Gateway:
             raise TooLarge("The request, kept with each of its samples, is more than can be recorded: ask for fewer.")
         if size > self.spool.room:
             raise CaptureFailed("The spool is full: answers cannot be recorded, and are not given, until it has room.")
+        if self.spool.behind:
+            raise CaptureFailed("The log's broker is away: answers cannot be recorded there, and are not given.")
 
     def subject(self, user: str | None) -> str:
         """The keyed hash of an end user; empty where the caller names none."""
@@ -153,4 +155,6 @@ class Gateway:
 def _loss(error: BaseException | None) -> str:
     if isinstance(error, SpoolFull):
         return "spool_full"
+    if isinstance(error, BrokerBehind):
+        return "broker_behind"
     return "commit_timeout" if isinstance(error, CommitTimeout) else "spool_error"

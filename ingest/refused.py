@@ -1,0 +1,67 @@
+"""Records that the broker refused for themselves: kept beside the spools, counted, and sent again by hand.
+
+`<root>/.refused/<spool id>-<sequence>` holds the event's bytes and the reason. In its place on the topic stands a
+`Lost` event that says so, so nobody waits for it. `send_again` gives each a closed spool of its own: the sequence that
+it had has passed.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from ingest.contracts.files import sync, write_atomically
+from ingest.spool import SpoolFolder
+from ingest.spool.damage import UNFINISHED
+from ingest.spool.segment import ActiveSegment
+
+_FOLDER = ".refused"
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """One event that the broker did not take. `at` is in Unix seconds."""
+
+    spool_id: str
+    sequence: int
+    reason: str
+    at: float
+    payload: bytes
+
+
+def set_aside(root: Path, refused: Refused) -> Path:
+    """Its file; durable on return."""
+    path = root / _FOLDER / f"{refused.spool_id}-{refused.sequence:016d}"
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    write_atomically(path, msgspec.msgpack.encode(refused), mode=0o600)
+    return path
+
+
+def refused_files(root: Path) -> list[Path]:
+    """The file of each such event below `root`."""
+    return sorted(path for path in (root / _FOLDER).glob("*") if not path.name.startswith("."))
+
+
+def send_again(root: Path) -> int:
+    """Puts each into a spool that the forwarder then ships; returns how many they were. Killed and run again: once."""
+    found = refused_files(root)
+    for path in found:
+        refused = msgspec.msgpack.decode(path.read_bytes(), type=Refused)
+        # The name follows from what it is: after a crash it is the same spool, and landing knows it.
+        spool_id = hashlib.sha256(f"{refused.spool_id}/{refused.sequence}".encode()).hexdigest()[:32]
+        if not (root / spool_id).exists():
+            _spool_of_one(root, spool_id, refused.payload)
+        path.unlink()
+        sync(path.parent)
+    return len(found)
+
+
+def _spool_of_one(root: Path, spool_id: str, payload: bytes) -> None:
+    hidden = root / f"{UNFINISHED}{spool_id}-{os.getpid()}"
+    hidden.mkdir(mode=0o700)
+    active = ActiveSegment(hidden / "active.db")
+    active.write(1, [payload])
+    active.seal()
+    SpoolFolder(hidden).mark_closed()
+    os.rename(hidden, root / spool_id)
+    sync(root)

@@ -1,0 +1,82 @@
+"""`ack = "broker"`: an append returns once the broker has it, and says so when the broker is away."""
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ingest.spool import BrokerBehind, Spool, SpoolFolder
+from tests.log_events import forget
+
+
+@contextmanager
+def forwarder(folder: SpoolFolder, takes: threading.Event) -> Iterator[None]:
+    """Notes that everything sealed is shipped, and removes it, while it `takes`."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.005):
+            for segment in folder.sealed() if takes.is_set() else []:
+                folder.write_shipped(segment.last)
+                segment.path.unlink()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+def up() -> threading.Event:
+    found = threading.Event()
+    found.set()
+    return found
+
+
+async def test_an_append_returns_when_the_broker_has_it(tmp_path: Path):
+    spool = Spool.open(tmp_path, ack="broker")
+    waiting = asyncio.ensure_future(spool.append([forget("a")], 60))
+    await asyncio.to_thread(until, lambda: spool.folder.sealed())
+    assert not waiting.done(), "it is on the disk, and not acknowledged"
+    with forwarder(spool.folder, up()):
+        assert await waiting == [1]
+        answers = await asyncio.gather(*(spool.append([forget(str(i))], 60) for i in range(200)))
+        assert sorted(sequence for [sequence] in answers) == list(range(2, 202))
+        assert spool.folder.shipped() == 201
+        assert not spool.behind
+    spool.close()
+
+
+async def test_a_broker_that_is_away_is_waited_for_once_and_noticed_when_it_is_back(tmp_path: Path):
+    spool, takes = Spool.open(tmp_path, ack="broker"), threading.Event()
+    with forwarder(spool.folder, takes):
+        with pytest.raises(BrokerBehind, match="does not acknowledge"):
+            await spool.append([forget("a")], 0.3)
+        assert spool.behind
+        with pytest.raises(BrokerBehind):
+            await spool.append([forget("b")], 3600)  # at once
+        takes.set()
+        await asyncio.to_thread(until, lambda: not spool.behind)
+        assert await spool.append([forget("c")], 60) == [3]
+        assert spool.folder.shipped() == 3, "what was not acknowledged in time is shipped all the same"
+    spool.close()
+
+
+async def test_what_waits_when_the_spool_closes_is_answered_when_its_folder_is_shipped_and_gone(tmp_path: Path):
+    spool = Spool.open(tmp_path, ack="broker")
+    waiting = asyncio.ensure_future(spool.append([forget("a")], 60))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(spool.close)
+    assert not waiting.done()
+    shutil.rmtree(spool.folder.path)  # the forwarder removes a closed spool that it has shipped
+    assert await waiting == [1]
