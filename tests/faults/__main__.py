@@ -5,6 +5,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -61,7 +62,10 @@ def summary(results: list[Result]) -> dict:
         "acknowledged": sum(result.verdict.acknowledged for result in results),
         "lost": sum(len(result.verdict.lost) for result in results),
         "duplicated": sum(len(result.verdict.duplicated) for result in results),
+        "destroyed": sum(result.verdict.destroyed for result in results),
         "in_two_datasets": sum(len(result.verdict.in_two_datasets) for result in results),
+        "kills_by_kind": dict(sum((Counter(result.kills) for result in results), Counter())),
+        "other_faults": dict(sum((Counter(result.others) for result in results), Counter())),
         "seeds": [result.seed for result in results],
         "runs": results,
     }

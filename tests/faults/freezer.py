@@ -17,7 +17,7 @@ from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import read_manifest, write_manifest
 from ingest.datasets import CANDIDATE, MANIFEST, freeze
 
-ATTRIBUTION = AttributionSettings(fresh_seconds=1e9)
+ATTRIBUTION = AttributionSettings(fresh_seconds=1e9, history_seconds=1e9)
 """Clocks jump by days here: no turn is too old for that."""
 
 

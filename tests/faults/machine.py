@@ -25,7 +25,7 @@ from tests.kafka import Broker
 
 ROOT = Path(__file__).parents[2]
 DISK_BYTES = 1 << 30
-"""Of the tmpfs. The spools leave 256 MiB of any disk to others."""
+"""Of the tmpfs, and the spools' own bound. The spools leave 256 MiB of any disk to others."""
 
 
 @dataclass
@@ -186,7 +186,7 @@ class Machine:
         gateway = ("serving.gateway", "--port", str(stack.gateway_port), "--admin-port", str(stack.admin_port))
         gateway += ("--control", stack.control_url, "--spool", str(self.spool), "--workers", "2")
         gateway += ("--snapshot", str(self.home / "snapshot.json"))
-        gateway += ("--segment-bytes", str(1 << 20), "--segment-seconds", "0.5")
+        gateway += ("--max-bytes", str(DISK_BYTES), "--segment-bytes", str(1 << 20), "--segment-seconds", "0.5")
         lander = ("tests.faults.lander", str(self.spool), str(self.lake), self.log.model_dump_json())
         told: list[tuple[str, str, tuple[str, ...]]] = [
             ("gateway", "gateway", gateway),
@@ -196,8 +196,8 @@ class Machine:
         ]
         if self.log.kind == "kafka":
             to = ("--bootstrap", self.log.bootstrap, "--topic", self.log.topic)
-            forwarder = ("ingest.forwarder", "--spool", str(self.spool), *to, "--partitions", str(self.log.partitions))
-            told.append(("forwarder", "forwarder", forwarder))
+            to += ("--partitions", str(self.log.partitions), "--max-record-bytes", str(self.log.max_record_bytes))
+            told.append(("forwarder", "forwarder", ("ingest.forwarder", "--spool", str(self.spool), *to)))
         return told
 
     def _start_serving(self) -> None:

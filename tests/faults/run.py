@@ -15,6 +15,8 @@ from tests.faults.verdict import Verdict, judge
 from tests.kafka import Broker
 
 _CALLERS = 8
+_RECORD_BYTES = 128 << 10
+"""Some turns are larger, and travel in parts."""
 _MOVES_EVERY = 3
 """Kills between two other faults, on average."""
 
@@ -43,7 +45,8 @@ def run(
     begun = time.monotonic()
     log = LogSettings()
     if broker is not None:
-        log = LogSettings(kind="kafka", bootstrap=broker.bootstrap, topic=draw_topic(rng), partitions=4)
+        to = {"bootstrap": broker.bootstrap, "topic": draw_topic(rng), "partitions": 4}
+        log = LogSettings(kind="kafka", max_record_bytes=_RECORD_BYTES, **to)
     with Machine(home, log, broker) as machine:
         faults = Faults(machine, rng)
         machine.call(_CALLERS, pause, seed)

@@ -89,7 +89,7 @@ def judge(ledger: Path, lake: Path, datasets: Path, destroyed: Destroyed) -> Ver
             "SELECT count(*) FROM rejects ANTI JOIN destroyed USING (spool_id, sequence)"
         ).fetchall()
         ((last,),) = db.execute("SELECT coalesce(max(finished_at), 0) FROM turns").fetchall()
-    with attributed(lake, MODEL, ATTRIBUTION, RewardSettings(), Cut(last + 1e6, 0.0), ()) as join:
+    with attributed(lake, MODEL, ATTRIBUTION, RewardSettings(), Cut(last + 1.0, 0.0), ()) as join:
         states = dict(join.execute("SELECT state, count(*) FROM attributed GROUP BY state").fetchall())
         ((once,),) = join.execute(
             "SELECT count(*) FROM (SELECT 1 FROM attributed GROUP BY turn_id, sample HAVING count(*) = 1)"

@@ -1,0 +1,227 @@
+"""One stage of ingest, alone in a process: `python -m benchmarks.ingest_stages STAGE JSON-ARGUMENTS`.
+
+Prints one line of JSON: what was measured, and `peak_mb`, the most memory that the process had resident. Imports and
+what only prepares a stage are no part of its seconds, but of its memory.
+"""
+
+import asyncio
+import json
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ingest_turns import POLICY, generate
+from ingest.config import AttributionSettings, DatasetSettings, LakeSettings, LogSettings, RewardSettings
+from ingest.contracts.events import encode_event
+from ingest.spool import Spool, folders, read_segment
+
+APPENDERS = 64
+"""Turns that wait for their fsync at once: what a gateway under load has."""
+_GROUP = 50
+"""Rows of one transaction of SQLite alone: about what the spool's writer finds waiting."""
+_NEVER = 1e12
+"""Seconds: a table that was never looked after counts as looked after in 1970."""
+
+
+def append(spool: str, turns: int) -> dict[str, float]:
+    """Durable appends by one process; how long each waited for its fsync."""
+    opened, source = Spool.open(Path(spool)), generate(turns)
+    waits: list[float] = []
+
+    async def appender() -> None:
+        for turn in source:
+            begun = time.perf_counter()
+            await opened.append([turn], 60.0)
+            waits.append(time.perf_counter() - begun)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(appender() for _ in range(APPENDERS)))
+
+    begun = time.perf_counter()
+    asyncio.run(all_of_them())
+    seconds = time.perf_counter() - begun
+    opened.close()
+    waits.sort()
+    return {"per_s": len(waits) / seconds, "p99_ms": 1e3 * waits[len(waits) * 99 // 100]}
+
+
+def sqlite_alone(folder: str, turns: int) -> dict[str, float]:
+    """The same bytes into one SQLite file, in groups, each durable; no queue, no encoding, no second thread."""
+    payloads = [encode_event(turn) for turn in generate(turns)]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(Path(folder) / "alone.db", isolation_level=None)
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "wal_autocheckpoint=0"):
+        connection.execute(f"PRAGMA {pragma}")
+    connection.execute("CREATE TABLE events (sequence INTEGER PRIMARY KEY, payload BLOB NOT NULL)")
+    begun = time.perf_counter()
+    for at in range(0, len(payloads), _GROUP):
+        connection.execute("BEGIN")
+        connection.executemany("INSERT INTO events VALUES (?, ?)", enumerate(payloads[at : at + _GROUP], at))
+        connection.execute("COMMIT")
+    return {"per_s": len(payloads) / (time.perf_counter() - begun)}
+
+
+def forward(spool: str, bootstrap: str, topic: str) -> dict[str, float]:
+    """The forwarder's pass over closed spools."""
+    from ingest.forwarder import Forwarder
+
+    turns = sum(segment.last - segment.first + 1 for folder in folders(Path(spool)) for segment in folder.sealed())
+    forwarder = Forwarder(Path(spool), _kafka(bootstrap, topic), threading.Event())
+    forwarder.connect()
+    begun = time.perf_counter()
+    forwarder.once()
+    seconds = time.perf_counter() - begun
+    forwarder.close()
+    if left := [folder.spool_id for folder in folders(Path(spool))]:
+        raise RuntimeError(f"not all was shipped: {left}")
+    return {"per_s": turns / seconds}
+
+
+def produce(spool: str, bootstrap: str, topic: str) -> dict[str, float]:
+    """kafka-python alone: the same bytes from memory, with the settings and headers of the forwarder's records."""
+    from kafka import KafkaProducer
+
+    from ingest.kafka_topic import EventPlace, ensure_topic, event_headers, partition_of
+
+    partitions = ensure_topic(_kafka(bootstrap, topic)).partitions
+    records = [
+        (folder.spool_id, sequence, payload)
+        for folder in folders(Path(spool))
+        for segment in folder.sealed()
+        for sequence, payload in read_segment(segment.path)
+    ]
+    producer = KafkaProducer(
+        bootstrap_servers=bootstrap,
+        enable_idempotence=True,
+        acks="all",
+        linger_ms=5,
+        batch_size=256 << 10,
+        compression_type="zstd",
+        max_request_size=8 << 20,
+    )
+    begun = time.perf_counter()
+    for spool_id, sequence, payload in records:
+        producer.send(
+            topic,
+            payload,
+            key=spool_id.encode(),
+            headers=event_headers(EventPlace(sequence, sequence - 1)),
+            partition=partition_of(spool_id, partitions),
+        )
+    producer.flush()
+    seconds = time.perf_counter() - begun
+    producer.close()
+    return {"per_s": len(records) / seconds}
+
+
+def land(spool: str, lake: str, bootstrap: str = "", topic: str = "") -> dict[str, float]:
+    """From the log into a new lake: the embedded one, or with `bootstrap` a topic. Upkeep is a stage of its own."""
+    from ingest.lake import TURNS, open_table
+    from ingest.land import land as land_all
+
+    log = _kafka(bootstrap, topic) if bootstrap else LogSettings()
+    open_table(Path(lake), TURNS)
+    begun = time.perf_counter()
+    report = land_all(log=log, spool=Path(spool), lake=Path(lake), settings=LakeSettings(upkeep_seconds=_NEVER))
+    return {"per_s": report.rows[TURNS] / (time.perf_counter() - begun), "turns": report.rows[TURNS]}
+
+
+def upkeep(lake: str) -> dict[str, float]:
+    """What landing does once an hour: small files become large ones."""
+    from ingest.upkeep import upkeep as look_after
+
+    begun = time.perf_counter()
+    look_after(Path(lake), LakeSettings(), time.time())
+    return {"seconds": time.perf_counter() - begun}
+
+
+def delta_alone(lake: str, copy: str) -> dict[str, float]:
+    """The rows of a lake written once more by delta-rs alone, from memory, in the same commits."""
+    import pyarrow.parquet as pq
+    from deltalake import DeltaTable, write_deltalake
+
+    from ingest.lake import TURNS, open_table
+
+    files = open_table(Path(lake), TURNS).file_uris()
+    tables = [pq.read_table(file) for file in files]
+    begun = time.perf_counter()
+    for table in tables:
+        write_deltalake(copy, table, mode="append")
+    seconds = time.perf_counter() - begun
+    return {"per_s": DeltaTable(copy).to_pyarrow_dataset().count_rows() / seconds}
+
+
+def attribute(lake: str, now: float) -> dict[str, Any]:
+    """The join over the whole lake, with the default settings."""
+    from ingest.attribution import attribute as attribute_all
+
+    begun = time.perf_counter()
+    report = attribute_all(
+        lake=Path(lake),
+        policy=POLICY,
+        settings=AttributionSettings(),
+        rewards=RewardSettings(),
+        now=now,
+        watermark=now,
+        used_datasets=Path(lake).parent / "datasets",
+    )
+    return {"seconds": time.perf_counter() - begun, "counts": report.counts, "ready": report.ready}
+
+
+def freeze(lake: str, datasets: str, turns: int, now: float) -> dict[str, float]:
+    """A dataset of at most so many turns; and its rows written once more by Parquet alone, from memory."""
+    import pyarrow.parquet as pq
+
+    from ingest.datasets import ROWS_FILE
+    from ingest.datasets import freeze as freeze_one
+
+    begun = time.perf_counter()
+    report = freeze_one(
+        lake=Path(lake),
+        datasets=Path(datasets),
+        policy=POLICY,
+        dataset_id="d1",
+        settings=DatasetSettings(max_turns=turns),
+        attribution=AttributionSettings(fresh_seconds=1e9, fresh_versions=1000),
+        rewards=RewardSettings(),
+        now=now,
+        watermark=now,
+    )
+    seconds, peak = time.perf_counter() - begun, _peak_mb()
+    path = Path(datasets) / POLICY / "d1" / ROWS_FILE
+    size = path.stat().st_size
+    rows = pq.read_table(path)
+    begun = time.perf_counter()
+    pq.write_table(rows, path.with_suffix(".alone"), compression="zstd")
+    alone = time.perf_counter() - begun
+    return {"rows": report.rows, "seconds": seconds, "parquet_seconds": alone, "bytes": size, "peak_mb": peak}
+
+
+def _kafka(bootstrap: str, topic: str) -> LogSettings:
+    return LogSettings(kind="kafka", bootstrap=bootstrap, topic=topic, partitions=4)
+
+
+def _peak_mb() -> float:
+    """Not by getrusage: that one begins with what the parent had."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) / 1000
+
+
+STAGES: dict[str, Callable[..., dict[str, Any]]] = {
+    stage.__name__: stage
+    for stage in (append, sqlite_alone, forward, produce, land, delta_alone, upkeep, attribute, freeze)
+}
+
+
+def main() -> None:
+    """The process."""
+    found = STAGES[sys.argv[1]](**json.loads(sys.argv[2]))
+    print(json.dumps({"peak_mb": _peak_mb()} | found))
+
+
+if __name__ == "__main__":
+    main()
