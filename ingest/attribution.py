@@ -132,7 +132,7 @@ def attribute(
     """The states of the policy's turns at `now` (Unix seconds, as `watermark`). `used_datasets` is the folder of all
     datasets, `scratch` one for what memory cannot hold (default: the system's for temporary files)."""
     cut = Cut(now, watermark)
-    used = used_turns(used_datasets, policy)
+    used = used_turns(used_datasets, policy, cut.since(settings))
     with attributed(lake, policy, settings, rewards, cut, used, scratch) as join:
         (ready,) = join.execute("SELECT count(*) FROM attributed WHERE ready").fetchone() or (0,)
         (conflicting,) = join.execute(_CONFLICTING).fetchone() or (0,)

@@ -11,10 +11,11 @@ Invariant: a folder without `manifest.json` is no dataset; it holds nothing that
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from ingest.language import LOOKED_AT, language
 from ingest.rewards import specification, specification_digest
 
 if TYPE_CHECKING:
+    import pyarrow.dataset
     from duckdb import DuckDBPyConnection
 
     from ingest.attribution import Cut
@@ -73,6 +75,7 @@ ROWS = pa.schema(
 
 
 _BATCH_ROWS = 2048
+_SLICE = 2048
 _GROUP_ROWS = 8192
 _GROUP_TOKENS = 8 << 20
 """Prompt and output tokens of a row group: 8192 turns of a thousand tokens, or 160 of fifty thousand."""
@@ -97,6 +100,12 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
 
 
+class _Cut(msgspec.Struct):
+    """The part of a manifest that says how new its turns may be."""
+
+    cut_at: float
+
+
 class _Pairs(msgspec.Struct):
     """The part of a manifest that says what was used."""
 
@@ -118,9 +127,18 @@ def list_datasets(datasets: Path, policy: str) -> list[DatasetManifest]:
     return sorted((read_manifest(f, DatasetManifest) for f in folders), key=lambda m: (m.cut_at, m.dataset_id))
 
 
-def accepted_ids(datasets: Path, policy: str) -> tuple[str, ...]:
-    """Ids of the policy's accepted datasets, in the order of their names."""
-    return tuple(sorted(path.parent.name for path in (datasets / policy).glob(f"*/{MANIFEST}")))
+def accepted_ids(datasets: Path, policy: str, since: float = -math.inf) -> tuple[str, ...]:
+    """Ids of the policy's accepted datasets that may hold a turn that ended after `since`, in the order of their names.
+
+    A manifest is read for its cut once a process: a policy gets thousands of datasets, and is looked at every few
+    seconds."""
+    found = (datasets / policy).glob(f"*/{MANIFEST}")
+    return tuple(sorted(path.parent.name for path in found if _cut_at(path) >= since))
+
+
+@cache
+def _cut_at(manifest: Path) -> float:
+    return read_manifest(manifest.parent, _Cut).cut_at
 
 
 def pairs_of(datasets: Path, policy: str, dataset_ids: Iterable[str]) -> set[tuple[str, int]]:
@@ -129,9 +147,9 @@ def pairs_of(datasets: Path, policy: str, dataset_ids: Iterable[str]) -> set[tup
     return {(turn, sample) for folder in folders for turn, sample, _ in read_manifest(folder, _Pairs).pairs}
 
 
-def used_turns(datasets: Path, policy: str, besides: str = "") -> set[tuple[str, int]]:
-    """(turn id, sample) in every accepted dataset of the policy, but the one named `besides`."""
-    return pairs_of(datasets, policy, (name for name in accepted_ids(datasets, policy) if name != besides))
+def used_turns(datasets: Path, policy: str, since: float = -math.inf) -> set[tuple[str, int]]:
+    """(turn id, sample) in every accepted dataset of the policy that may hold a turn that ended after `since`."""
+    return pairs_of(datasets, policy, accepted_ids(datasets, policy, since))
 
 
 def freeze(
@@ -159,6 +177,7 @@ def freeze(
         if (folder / name).exists():
             return _report(read_manifest(folder, DatasetManifest, name), passed=name == MANIFEST)
 
+    cut = Cut(now, watermark, lake_versions(lake))
     manifest = write_rows(
         folder,
         lake=lake,
@@ -168,8 +187,8 @@ def freeze(
         max_turns=settings.max_turns,
         attribution=attribution,
         rewards=rewards,
-        cut=Cut(now, watermark, lake_versions(lake)),
-        subtracted=accepted_ids(datasets, policy),
+        cut=cut,
+        subtracted=accepted_ids(datasets, policy, cut.since(attribution)),
     )
     write_manifest(folder, manifest, CANDIDATE)
     return _report(manifest, passed=False)
@@ -194,6 +213,7 @@ def write_rows(
     arrays are torn, `ContractError` where a subtracted dataset is not there.
     """
     from ingest.attribution import attributed, state_counts
+    from ingest.lake import TURNS, read
 
     folder.mkdir(parents=True, exist_ok=True)
     used = pairs_of(datasets, policy, subtracted)
@@ -206,7 +226,8 @@ def write_rows(
             {"max_turns": max_turns},
         )
         path = folder / ROWS_FILE
-        written = _write(join, path, policy)
+        turns = read(lake, TURNS, cut.lake_versions[TURNS])
+        written = write_groups(path, _groups(_unpack(batch) for batch in _batches(join, turns, policy)))
         ranges = join.execute(
             "SELECT spool_id, min(sequence), max(sequence) FROM chosen GROUP BY spool_id ORDER BY spool_id"
         ).fetchall()
@@ -276,25 +297,40 @@ class Written:
         } | shares
 
 
-def _write(join: "DuckDBPyConnection", path: Path, policy: str) -> Written:
-    """The chosen turns, in their order, a batch at a time."""
-    # Answers are read where their language is looked for, and nowhere else.
-    ((rows,),) = join.execute("SELECT count(*) FROM chosen").fetchall()
-    stride = max(1, -(-rows // LOOKED_AT))
-    batches = join.sql(
-        """
-        SELECT
-            t.turn_id, t.sample, c.revision AS feedback_revision, t.policy, t.key_id, t.subject, t.session_id,
-            c.segment, t.dialect, t.prompt_ids, t.output_ids, t.logprobs, t.weight_versions, t.sampling, t.finish,
-            CASE WHEN (c.place - 1) % $stride = 0 THEN t.answer END AS language,
-            c.reward, CAST(1.0 AS DOUBLE) AS weight, t.started_at, t.finished_at
-        FROM lake_turns t JOIN chosen c ON t.turn_id = c.turn_id AND t.sample = c.sample
-        WHERE t.policy = $policy AND t.finished_at >= (SELECT min(finished_at) FROM chosen)
-        ORDER BY c.place
-        """,
-        params={"policy": policy, "stride": stride},
-    ).to_arrow_reader(_BATCH_ROWS)
-    return write_groups(path, _groups(map(_unpack, batches)))
+def _batches(join: "DuckDBPyConnection", turns: "pyarrow.dataset.Dataset", policy: str) -> Iterator[pa.RecordBatch]:
+    """The chosen ones of the lake's turns in their order, as `ROWS` but for arrays, packed, and language, the answer.
+
+    Of each `_SLICE` of them that part of the lake is read that ended in their time, a little ahead. DuckDB's own scan
+    knows no range of doubles: it reads the whole lake, and holds a gigabyte of it."""
+    slices = join.execute(
+        "SELECT min(place), max(place), min(finished_at), max(finished_at) FROM chosen"
+        " GROUP BY (place - 1) // $slice ORDER BY 1",
+        {"slice": _SLICE},
+    ).fetchall()
+    stride = max(1, -(-slices[-1][1] // LOOKED_AT)) if slices else 1
+    columns = [name for name in ROWS.names if name in turns.schema.names]
+    ended = pc.field("finished_at")
+    for first, last, begin, end in slices:
+        scanner = turns.scanner(
+            columns=[*columns, "answer"],
+            filter=(pc.field("policy") == policy) & (ended >= begin) & (ended <= end),
+            batch_size=_BATCH_ROWS,
+            batch_readahead=2,
+            fragment_readahead=1,
+        )
+        join.register("slice", scanner.to_reader())
+        yield from join.sql(
+            """
+            SELECT
+                t.* EXCLUDE (answer), c.revision AS feedback_revision, c.segment, c.reward, 1.0 AS weight,
+                -- Answers are read where their language is looked for, and nowhere else.
+                CASE WHEN (c.place - 1) % $stride = 0 THEN t.answer END AS language
+            FROM slice t JOIN chosen c ON t.turn_id = c.turn_id AND t.sample = c.sample
+            WHERE c.place BETWEEN $first AND $last
+            ORDER BY c.place
+            """,
+            params={"stride": stride, "first": first, "last": last},
+        ).to_arrow_reader(_BATCH_ROWS)
 
 
 def write_groups(path: Path, groups: Iterable[pa.Table]) -> Written:

@@ -177,6 +177,8 @@ def test_a_turn_enters_one_accepted_dataset_even_when_it_is_revised(tmp_path: Pa
     cut(tmp_path, "d2")
     assert [row["turn_id"] for row in rows(tmp_path, "d2")] == ["b"]
     assert used_turns(tmp_path / "datasets", "p") == {("a", 0)}
+    assert used_turns(tmp_path / "datasets", "p", since=1000.0) == {("a", 0)}
+    assert used_turns(tmp_path / "datasets", "p", since=1000.1) == set()
     # What was trained on before still corrects the baseline, with its new reward.
     assert candidate(tmp_path, "d2").baselines == {"k": Baseline(mean=-0.25, count=1.0)}
 
