@@ -75,7 +75,7 @@ ROWS = pa.schema(
 
 
 _BATCH_ROWS = 2048
-_SLICE = 2048
+_SLICE = 4096
 _GROUP_ROWS = 8192
 _GROUP_TOKENS = 8 << 20
 """Prompt and output tokens of a row group: 8192 turns of a thousand tokens, or 160 of fifty thousand."""
