@@ -132,6 +132,11 @@ def log_figures(rounds: list[dict[str, Seen]]) -> dict:
         "forward_ratio": ratio("forward", "produce"),
         "land_turns_per_s": {"embedded": rate("land_embedded"), "kafka": rate("land_kafka")},
         "land_ratio": {name: ratio(f"land_{name}", "delta_alone") for name in ("embedded", "kafka")},
+        "turns_per_cpu_s": {
+            name: statistics.median(seen[name]["per_cpu_s"] for seen in rounds)
+            for name, one in rounds[0].items()
+            if "per_cpu_s" in one
+        },
         "rounds": rounds,
     }
 
@@ -141,7 +146,8 @@ def join_figures(home: Path, turns: int, signals: int) -> dict:
     with tempfile.TemporaryDirectory(dir=home) as folder:
         seen = stage("attribute", lake=f"{folder}/lake", now=made(Path(folder) / "lake", turns, signals))
     states = {"attribution_states": seen["counts"], "attribution_ready": seen["ready"]}
-    return {"attribution_seconds": seen["seconds"], "attribution_peak_mb": seen["peak_mb"]} | states
+    taken = {"attribution_seconds": seen["seconds"], "attribution_cpu_seconds": seen["cpu_seconds"]}
+    return taken | {"attribution_peak_mb": seen["peak_mb"]} | states
 
 
 def made(lake: Path, turns: int, signals: int) -> float:
@@ -158,17 +164,19 @@ def freeze_figures(home: Path, rounds: int, turns: int) -> dict:
     with tempfile.TemporaryDirectory(dir=home) as folder:
         lake = Path(folder) / "lake"
         now = made(lake, 4 * turns, 4 * turns)
-        seen = []
+        rate, alone, ratio = [], [], []
         for at in range(rounds):
             join = stage("attribute", lake=str(lake), now=now)
-            datasets = f"{folder}/datasets-{at}"
-            frozen = stage("freeze", lake=str(lake), datasets=datasets, turns=turns, now=now)
-            seen.append(frozen | {"write_seconds": max(frozen["seconds"] - join["seconds"], 0.001)})
+            frozen = stage("freeze", lake=str(lake), datasets=f"{folder}/datasets-{at}", turns=turns, now=now)
+            write_cpu = max(frozen["cpu_seconds"] - join["cpu_seconds"], 0.01)
+            rate.append(frozen["rows"] / frozen["seconds"])
+            alone.append(frozen["rows"] / write_cpu)
+            ratio.append(frozen["parquet"]["cpu_seconds"] / write_cpu)
     return {
-        "freeze_turns_per_s": statistics.median(one["rows"] / one["seconds"] for one in seen),
-        "freeze_rows": seen[0]["rows"],
-        "freeze_without_join_turns_per_s": statistics.median(one["rows"] / one["write_seconds"] for one in seen),
-        "freeze_parquet_ratio": statistics.median(one["parquet_seconds"] / one["write_seconds"] for one in seen),
+        "freeze_turns_per_s": statistics.median(rate),
+        "freeze_rows": frozen["rows"],
+        "freeze_without_join_turns_per_cpu_s": statistics.median(alone),
+        "freeze_parquet_ratio": statistics.median(ratio),
     }
 
 

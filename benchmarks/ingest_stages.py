@@ -27,6 +27,22 @@ _NEVER = 1e12
 """Seconds: a table that was never looked after counts as looked after in 1970."""
 
 
+class _Timer:
+    """Seconds of the clock and of the processor (all threads of this process) since it was made."""
+
+    def __init__(self) -> None:
+        self._clock, self._cpu = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> dict[str, float]:
+        """What has passed."""
+        return {"seconds": time.perf_counter() - self._clock, "cpu_seconds": time.process_time() - self._cpu}
+
+    def rate(self, turns: int) -> dict[str, float]:
+        """So many turns took what has passed."""
+        passed = self.seconds()
+        return {"per_s": turns / passed["seconds"], "per_cpu_s": turns / passed["cpu_seconds"]}
+
+
 def append(spool: str, turns: int) -> dict[str, float]:
     """Durable appends by one process; how long each waited for its fsync."""
     opened, source = Spool.open(Path(spool)), generate(turns)
@@ -41,12 +57,12 @@ def append(spool: str, turns: int) -> dict[str, float]:
     async def all_of_them() -> None:
         await asyncio.gather(*(appender() for _ in range(APPENDERS)))
 
-    begun = time.perf_counter()
+    timer = _Timer()
     asyncio.run(all_of_them())
-    seconds = time.perf_counter() - begun
+    rate = timer.rate(len(waits))
     opened.close()
     waits.sort()
-    return {"per_s": len(waits) / seconds, "p99_ms": 1e3 * waits[len(waits) * 99 // 100]}
+    return rate | {"p99_ms": 1e3 * waits[len(waits) * 99 // 100]}
 
 
 def sqlite_alone(folder: str, turns: int) -> dict[str, float]:
@@ -57,12 +73,12 @@ def sqlite_alone(folder: str, turns: int) -> dict[str, float]:
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "wal_autocheckpoint=0"):
         connection.execute(f"PRAGMA {pragma}")
     connection.execute("CREATE TABLE events (sequence INTEGER PRIMARY KEY, payload BLOB NOT NULL)")
-    begun = time.perf_counter()
+    timer = _Timer()
     for at in range(0, len(payloads), _GROUP):
         connection.execute("BEGIN")
         connection.executemany("INSERT INTO events VALUES (?, ?)", enumerate(payloads[at : at + _GROUP], at))
         connection.execute("COMMIT")
-    return {"per_s": len(payloads) / (time.perf_counter() - begun)}
+    return timer.rate(len(payloads))
 
 
 def forward(spool: str, bootstrap: str, topic: str) -> dict[str, float]:
@@ -72,13 +88,13 @@ def forward(spool: str, bootstrap: str, topic: str) -> dict[str, float]:
     turns = sum(segment.last - segment.first + 1 for folder in folders(Path(spool)) for segment in folder.sealed())
     forwarder = Forwarder(Path(spool), _kafka(bootstrap, topic), threading.Event())
     forwarder.connect()
-    begun = time.perf_counter()
+    timer = _Timer()
     forwarder.once()
-    seconds = time.perf_counter() - begun
+    rate = timer.rate(turns)
     forwarder.close()
     if left := [folder.spool_id for folder in folders(Path(spool))]:
         raise RuntimeError(f"not all was shipped: {left}")
-    return {"per_s": turns / seconds}
+    return rate
 
 
 def produce(spool: str, bootstrap: str, topic: str) -> dict[str, float]:
@@ -103,7 +119,7 @@ def produce(spool: str, bootstrap: str, topic: str) -> dict[str, float]:
         compression_type="zstd",
         max_request_size=8 << 20,
     )
-    begun = time.perf_counter()
+    timer = _Timer()
     for spool_id, sequence, payload in records:
         producer.send(
             topic,
@@ -113,9 +129,9 @@ def produce(spool: str, bootstrap: str, topic: str) -> dict[str, float]:
             partition=partition_of(spool_id, partitions),
         )
     producer.flush()
-    seconds = time.perf_counter() - begun
+    rate = timer.rate(len(records))
     producer.close()
-    return {"per_s": len(records) / seconds}
+    return rate
 
 
 def land(spool: str, lake: str, bootstrap: str = "", topic: str = "") -> dict[str, float]:
@@ -125,41 +141,40 @@ def land(spool: str, lake: str, bootstrap: str = "", topic: str = "") -> dict[st
 
     log = _kafka(bootstrap, topic) if bootstrap else LogSettings()
     open_table(Path(lake), TURNS)
-    begun = time.perf_counter()
+    timer = _Timer()
     report = land_all(log=log, spool=Path(spool), lake=Path(lake), settings=LakeSettings(upkeep_seconds=_NEVER))
-    return {"per_s": report.rows[TURNS] / (time.perf_counter() - begun), "turns": report.rows[TURNS]}
+    return timer.rate(report.rows[TURNS]) | {"turns": report.rows[TURNS]}
 
 
 def upkeep(lake: str) -> dict[str, float]:
     """What landing does once an hour: small files become large ones."""
     from ingest.upkeep import upkeep as look_after
 
-    begun = time.perf_counter()
+    timer = _Timer()
     look_after(Path(lake), LakeSettings(), time.time())
-    return {"seconds": time.perf_counter() - begun}
+    return timer.seconds()
 
 
 def delta_alone(lake: str, copy: str) -> dict[str, float]:
     """The rows of a lake written once more by delta-rs alone, from memory, in the same commits."""
     import pyarrow.parquet as pq
-    from deltalake import DeltaTable, write_deltalake
+    from deltalake import write_deltalake
 
     from ingest.lake import TURNS, open_table
 
     files = open_table(Path(lake), TURNS).file_uris()
     tables = [pq.read_table(file) for file in files]
-    begun = time.perf_counter()
+    timer = _Timer()
     for table in tables:
         write_deltalake(copy, table, mode="append")
-    seconds = time.perf_counter() - begun
-    return {"per_s": DeltaTable(copy).to_pyarrow_dataset().count_rows() / seconds}
+    return timer.rate(sum(table.num_rows for table in tables))
 
 
 def attribute(lake: str, now: float) -> dict[str, Any]:
     """The join over the whole lake, with the default settings."""
     from ingest.attribution import attribute as attribute_all
 
-    begun = time.perf_counter()
+    timer = _Timer()
     report = attribute_all(
         lake=Path(lake),
         policy=POLICY,
@@ -169,17 +184,17 @@ def attribute(lake: str, now: float) -> dict[str, Any]:
         watermark=now,
         used_datasets=Path(lake).parent / "datasets",
     )
-    return {"seconds": time.perf_counter() - begun, "counts": report.counts, "ready": report.ready}
+    return timer.seconds() | {"counts": report.counts, "ready": report.ready}
 
 
-def freeze(lake: str, datasets: str, turns: int, now: float) -> dict[str, float]:
+def freeze(lake: str, datasets: str, turns: int, now: float) -> dict[str, Any]:
     """A dataset of at most so many turns; and its rows written once more by Parquet alone, from memory."""
     import pyarrow.parquet as pq
 
     from ingest.datasets import ROWS_FILE
     from ingest.datasets import freeze as freeze_one
 
-    begun = time.perf_counter()
+    timer = _Timer()
     report = freeze_one(
         lake=Path(lake),
         datasets=Path(datasets),
@@ -191,14 +206,13 @@ def freeze(lake: str, datasets: str, turns: int, now: float) -> dict[str, float]
         now=now,
         watermark=now,
     )
-    seconds, peak = time.perf_counter() - begun, _peak_mb()
+    frozen = timer.seconds() | {"rows": report.rows, "peak_mb": _peak_mb()}
     path = Path(datasets) / POLICY / "d1" / ROWS_FILE
     size = path.stat().st_size
     rows = pq.read_table(path)
-    begun = time.perf_counter()
+    timer = _Timer()
     pq.write_table(rows, path.with_suffix(".alone"), compression="zstd")
-    alone = time.perf_counter() - begun
-    return {"rows": report.rows, "seconds": seconds, "parquet_seconds": alone, "bytes": size, "peak_mb": peak}
+    return frozen | {"bytes": size, "parquet": timer.seconds()}
 
 
 def _kafka(bootstrap: str, topic: str) -> LogSettings:

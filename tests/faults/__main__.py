@@ -19,7 +19,12 @@ def main() -> int:
     """Writes what was seen; the exit code is 1 where anything was lost, doubled or used twice."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--kills", type=int, default=200, help="in all; a quarter of them on the embedded log")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=200,
+        help="in all; a quarter with `ack = broker`, a quarter on the embedded log",
+    )
     parser.add_argument("--every", type=float, default=2.5, help="seconds between two kills, on average")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     options = parser.parse_args()
@@ -28,21 +33,17 @@ def main() -> int:
     results = []
     home = Path(tempfile.mkdtemp(prefix="everloop-faults-"))
     broker = Broker(home / "kafka")
-    on_embedded = options.kills // 4
+    quarter = options.kills // 4
     try:
         broker.start()
-        for name, kills, beside in (("kafka", options.kills - on_embedded, broker), ("embedded", on_embedded, None)):
+        for name, kills, more in (
+            ("kafka", options.kills - 2 * quarter, {"broker": broker}),
+            ("kafka-ack-broker", quarter, {"broker": broker, "ack": "broker"}),
+            ("embedded", quarter, {"broker": None}),
+        ):
             print(f"{name}: {kills} kills, seed {options.seed}", file=sys.stderr, flush=True)
-            results.append(
-                run(
-                    home / f"{name}-log",
-                    seed=options.seed,
-                    kills=kills,
-                    every=options.every,
-                    downtime=3.0,
-                    broker=beside,
-                )
-            )
+            at = home / name
+            results.append(run(at, seed=options.seed, kills=kills, every=options.every, downtime=3.0, **more))
             print(msgspec.json.format(msgspec.json.encode(results[-1])).decode(), file=sys.stderr, flush=True)
     finally:
         broker.kill()

@@ -185,7 +185,7 @@ class Machine:
         stack = self.stack
         gateway = ("serving.gateway", "--port", str(stack.gateway_port), "--admin-port", str(stack.admin_port))
         gateway += ("--control", stack.control_url, "--spool", str(self.spool), "--workers", "2")
-        gateway += ("--snapshot", str(self.home / "snapshot.json"))
+        gateway += ("--snapshot", str(self.home / "snapshot.json"), "--ack", self.log.ack)
         gateway += ("--max-bytes", str(DISK_BYTES), "--segment-bytes", str(1 << 20), "--segment-seconds", "0.5")
         lander = ("tests.faults.lander", str(self.spool), str(self.lake), self.log.model_dump_json())
         told: list[tuple[str, str, tuple[str, ...]]] = [

@@ -3,6 +3,7 @@
 import random
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -14,7 +15,7 @@ from tests.faults.machine import Machine, draw_topic
 from tests.faults.verdict import Verdict, judge
 from tests.kafka import Broker
 
-_CALLERS = 8
+_CALLERS, _PAUSE = 8, 0.05
 _RECORD_BYTES = 128 << 10
 """Some turns are larger, and travel in parts."""
 _MOVES_EVERY = 3
@@ -25,6 +26,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What was done, and what came of it."""
 
     log: str
+    ack: str
     seed: int
     seconds: float
     disk: str
@@ -38,7 +40,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    home: Path, *, seed: int, kills: int, every: float, downtime: float, broker: Broker | None, pause: float = 0.05
+    home: Path,
+    *,
+    seed: int,
+    kills: int,
+    every: float,
+    downtime: float,
+    broker: Broker | None,
+    ack: Literal["disk", "broker"] = "disk",
 ) -> Result:
     """`kills` in all, one every `every` seconds on average, each under load; `broker` None: the embedded log."""
     rng = random.Random(seed)
@@ -46,10 +55,10 @@ def run(
     log = LogSettings()
     if broker is not None:
         to = {"bootstrap": broker.bootstrap, "topic": draw_topic(rng), "partitions": 4}
-        log = LogSettings(kind="kafka", max_record_bytes=_RECORD_BYTES, **to)
+        log = LogSettings(kind="kafka", ack=ack, max_record_bytes=_RECORD_BYTES, **to)
     with Machine(home, log, broker) as machine:
         faults = Faults(machine, rng)
-        machine.call(_CALLERS, pause, seed)
+        machine.call(_CALLERS, _PAUSE, seed)
         moves = [faults.jump_clock, faults.fill_disk, faults.damage_segment, lambda: faults.pause_lander(4 * every)]
         if broker is not None:
             moves.append(faults.restart_broker)
@@ -67,6 +76,7 @@ def run(
         drain(machine)
         return Result(
             log=log.kind,
+            ack=log.ack,
             seed=seed,
             seconds=time.monotonic() - begun,
             disk="tmpfs" if machine.mounted else "the spools' bound: no tmpfs may be mounted here",
