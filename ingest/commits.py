@@ -19,7 +19,7 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from ingest.contracts.erasure import Erasure
@@ -32,6 +32,11 @@ FENCED = (FEEDBACK, REJECTS, TURNS)
 """Tables that hold what people wrote."""
 ATTEMPTS = 20
 
+REWRITER = WriterProperties(
+    compression="ZSTD", compression_level=1, default_column_properties=ColumnProperties(statistics_enabled="NONE")
+)
+"""How a delete or an update must write: delta-rs has texts as `string_view` then, with whose statistics pyarrow cannot
+compare a text, so that every filter on the table would fail."""
 _WRITER = WriterProperties(compression="ZSTD", compression_level=1)
 _FENCE = "everloop.fencedAt"
 _IDS_KEPT = "delta.setTransactionRetentionDuration"

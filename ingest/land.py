@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from ingest.commits import ATTEMPTS, Erasures, LandError, Moved, Table, commit, fence, outlive
+from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit, fence, outlive
 from ingest.config import LakeSettings, LogSettings
 from ingest.contracts.events import Record
 from ingest.embedded_log import retain
@@ -127,7 +127,7 @@ class _Lander:
         def delete(snapshot: DeltaTable) -> int:
             if not snapshot.to_pyarrow_dataset().count_rows(filter=about):
                 return 0
-            return snapshot.delete(f"target <> 'session' AND target_id IN ({names})")["num_deleted_rows"]
+            return snapshot.delete(f"target <> 'session' AND target_id IN ({names})", REWRITER)["num_deleted_rows"]
 
         self._tables[FEEDBACK].renew()
         return self._tables[FEEDBACK].decide(delete)

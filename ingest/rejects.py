@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from ingest.commits import ATTEMPTS, Erasures, LandError, Moved, Table, commit
+from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit
 from ingest.contracts.events import Record
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, open_table
 from ingest.rows import READER, sort
@@ -75,9 +75,10 @@ def _tell(table: Table, batch: list[Record], still: set[tuple[str, int]]) -> Non
     gone = [r for r in batch if (r.spool_id, r.sequence) not in still]
     left = [r for r in batch if (r.spool_id, r.sequence) in still]
     if gone:
-        table.decide(lambda snapshot: snapshot.delete(_places(gone)))
+        table.decide(lambda snapshot: snapshot.delete(_places(gone), REWRITER))
     if left:
-        table.decide(lambda snapshot: snapshot.update(updates={"reader": f"'{READER}'"}, predicate=_places(left)))
+        told = {"reader": f"'{READER}'"}
+        table.decide(lambda snapshot: snapshot.update(told, predicate=_places(left), writer_properties=REWRITER))
 
 
 def _places(records: list[Record]) -> str:
