@@ -127,6 +127,11 @@ class Spool:
         return spool
 
     @property
+    def root(self) -> Path:
+        """The folder of all the spools here."""
+        return self.folder.path.parent
+
+    @property
     def depth(self) -> int:
         """Bytes in all the spools below the root that wait to be shipped or removed; may lag by two seconds."""
         return self._room.used

@@ -13,7 +13,8 @@ from ingest.contracts.events import Event
 from ingest.contracts.fleet import Engine, Key, Policy, Role
 from ingest.contracts.ids import keyed_hash
 from ingest.contracts.turn import Turn
-from ingest.spool import BrokerBehind, CommitTimeout, Spool, SpoolError, SpoolFull
+from ingest.refused import refused_files
+from ingest.spool import BrokerBehind, CommitTimeout, Spool, SpoolError, SpoolFull, damages
 from serving.config import GatewaySettings
 from serving.fleet.health import Suspicion
 from serving.fleet.routing import choose
@@ -52,6 +53,8 @@ class Gateway:
         self.suspicion = Suspicion(time.monotonic)
         self.metrics = Metrics()
         self.metrics.spool_depth.set_function(lambda: spool.depth)
+        self.metrics.spool_refused.set_function(lambda: len(refused_files(spool.root)))
+        self.metrics.spool_lost.set_function(lambda: sum(damage.lost_rows for damage in damages(spool.root)))
         self.metrics.revision.set_function(lambda: follower.view.revision)
         self.metrics.workers.set_function(lambda: follower.workers)
         self.places = Places(settings.max_in_flight, settings.max_in_flight_bytes)

@@ -67,6 +67,14 @@ class Metrics:
         self.spool_depth = Gauge(
             "everloop_spool_bytes", "Bytes in all the spools, as this worker counted last.", registry=self.registry
         )
+        self.spool_refused = Gauge(
+            "everloop_spool_refused_events",
+            "Events on this machine that the broker refused and that wait to be sent again.",
+            registry=self.registry,
+        )
+        self.spool_lost = Gauge(
+            "everloop_spool_lost_rows", "Rows of this machine's spools lost to damage.", registry=self.registry
+        )
         self.revision = Gauge(
             "everloop_snapshot_revision", "Control's revision that this worker goes by.", registry=self.registry
         )

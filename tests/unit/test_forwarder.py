@@ -194,6 +194,18 @@ def test_a_partition_that_is_silent_holds_up_its_own_spools_only(broker: Broker,
     assert all(partition_of(spool, PARTITIONS) != stuck for spool in broker.events())
 
 
+def test_an_event_in_parts_has_one_predecessor(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spool = fill(tmp_path, "a", "b", "c")
+    monkeypatch.setattr(module, "ensure_topic", lambda settings: TopicInfo(PARTITIONS, 300))
+    forward(tmp_path)
+    places = [place for _, _, place, _ in broker.taken if isinstance(place, EventPlace)]
+    assert {place.parts for place in places} == {2}
+    assert [(place.previous, place.sequence, place.part) for place in places] == [
+        (previous, previous + 1, part) for previous in range(3) for part in range(2)
+    ]
+    assert {spool_id for spool_id, *_ in broker.taken} == {spool}
+
+
 def test_a_spool_stays_in_its_partition_when_the_topic_gets_more(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

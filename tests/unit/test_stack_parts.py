@@ -153,9 +153,10 @@ def test_the_supervisors_configuration_has_every_process_and_no_secret(config_pa
 
 
 def test_what_the_configuration_says_of_the_log_reaches_the_gateway(config_path: Path, home: Home) -> None:
-    values = {"segment_bytes": 1 << 20, "segment_seconds": 0.5, "max_bytes": 8 << 20}
-    config = load(config_path, {f"EVERLOOP__LOG__{name.upper()}": str(value) for name, value in values.items()})
-    where = addresses.choose(config, home, kafka=False)
+    values = {"ack": "broker", "segment_bytes": 1 << 20, "segment_seconds": 0.5, "max_bytes": 8 << 20}
+    given = values | {"kind": "kafka"}
+    config = load(config_path, {f"EVERLOOP__LOG__{name.upper()}": str(value) for name, value in given.items()})
+    where = addresses.choose(config, home, kafka=True)
     found = programs.programs(config, config_path, home, where, {"helper": "base"}, {})
     gateway = next(program for program in found if program.name == "gateway")
     options = gateway_parser().parse_args(gateway.command[3:])
