@@ -18,8 +18,8 @@ and beside them `<root>/.damaged/`, the account of what was damaged, and `.new-*
 - `writer`: `Spool`, group commit; with `sealer`, its second thread, `room`, its bound, and `shipped`, where the
   broker's acknowledgement is waited for
 
-Invariants: a sequence is acknowledged only after fsync; sequences rise and are never used twice; sealed segments
-appear in the order of their sequences and have no holes; one is only ever replaced as a whole, by one of the same
+Invariants: a sequence is acknowledged only after fsync, or once the broker has it (`ack`); sequences rise and are never
+used twice; sealed segments appear in order and have no holes; one is only ever replaced as a whole, by one of the same
 range. Only the lock's holder touches an active segment.
 """
 

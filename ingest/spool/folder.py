@@ -85,9 +85,12 @@ class SpoolFolder:
 
     def write_watermark(self, at: float) -> None:
         """Needs no fsync: a stale one only delays, and after a crash the folder is adopted."""
-        partial = self.path / f".{WATERMARK}"
-        partial.write_text(f"{at:.6f}")
-        os.replace(partial, self.path / WATERMARK)
+        self._note(WATERMARK, f"{at:.6f}")
+
+    def _note(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}"
+        partial.write_text(text)
+        os.replace(partial, self.path / name)
 
     def mark_closed(self) -> None:
         """After its last segment was sealed."""
@@ -95,17 +98,13 @@ class SpoolFolder:
         sync(self.path)
 
     def remove_if_done(self) -> bool:
-        """Removes the folder of a closed spool that holds nothing any more."""
+        """Removes the folder of a closed spool that holds nothing any more; hidden files are what a crash left."""
         try:
-            if not self.closed() or set(os.listdir(self.path)) - {LOCK, WATERMARK, CLOSED, SHIPPED, PARTITION}:
+            names = os.listdir(self.path)
+            hidden = [name for name in names if name.startswith(".")]
+            if not self.closed() or set(names) - {*hidden, LOCK, WATERMARK, CLOSED, SHIPPED, PARTITION}:
                 return False
-            for name in (
-                WATERMARK,
-                SHIPPED,
-                PARTITION,
-                LOCK,
-                CLOSED,
-            ):  # `closed` last: nobody adopts what is half removed
+            for name in (*hidden, WATERMARK, SHIPPED, PARTITION, LOCK, CLOSED):  # `closed` last: nobody adopts the rest
                 (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
         except OSError:  # somebody else is removing it, or looked at its lock just now
@@ -116,12 +115,12 @@ class SpoolFolder:
         """The last sequence that the forwarder had acknowledged before it removed segments."""
         try:
             return int((self.path / SHIPPED).read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return 0
 
     def write_shipped(self, sequence: int) -> None:
-        """Before the segments up to there are removed."""
-        write_atomically(self.path / SHIPPED, str(sequence).encode())
+        """Before the segments up to there are removed. Needs no fsync: after a stale one, more is sent again."""
+        self._note(SHIPPED, str(sequence))
 
     def partition(self) -> int | None:
         """The partition of the topic that it goes to; None where it goes to none yet."""

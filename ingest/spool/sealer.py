@@ -21,9 +21,10 @@ log = logging.getLogger(__name__)
 class Sealer:
     """Called by the writer thread; what it promises happens on its own."""
 
-    def __init__(self, folder: SpoolFolder, room: Room) -> None:
+    def __init__(self, folder: SpoolFolder, room: Room, durable: bool) -> None:
         self._folder = folder
         self._room = room
+        self._durable = durable
         self._full: deque[ActiveSegment] = deque()
         self._ordinal = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool-sealer")
@@ -64,7 +65,7 @@ class Sealer:
 
     def _create(self) -> ActiveSegment:
         self._ordinal += 1
-        return ActiveSegment(self._folder.path / f"active-{self._ordinal:016d}.db")
+        return ActiveSegment(self._folder.path / f"active-{self._ordinal:016d}.db", self._durable)
 
     def _seal(self, segment: ActiveSegment, drained_at: float) -> None:
         self._full.append(segment)

@@ -79,25 +79,31 @@ def _connect(path: Path) -> sqlite3.Connection:
 class ActiveSegment:
     """The segment being written. Used by one thread at a time; not by another process while its lock is held."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens or creates `path`; what a dead writer left in its write-ahead log is recovered."""
+    def __init__(self, path: Path, durable: bool = True) -> None:
+        """Opens or creates `path`; what a dead writer left in its write-ahead log is recovered.
+
+        `durable`: whether a commit outlives the machine, and not only the process.
+        """
         self.path = path
+        self._durable = durable
         self.bytes = 0
         self._last = 0
         self._range: tuple[int, int] | None = None
         self._connection = _connect(path)
         try:
-            pragmas = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "wal_autocheckpoint=0")
+            synchronous = f"synchronous={'FULL' if durable else 'OFF'}"
+            pragmas = ("journal_mode=WAL", synchronous, "secure_delete=ON", "wal_autocheckpoint=0")
             for pragma in (f"page_size={PAGE_BYTES}", *pragmas):
                 self._connection.execute(f"PRAGMA {pragma}")
             self._connection.execute(_SCHEMA)
         except sqlite3.Error:
             self._connection.close()
             raise
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
 
     def write(self, first: int, payloads: Sequence[bytes]) -> None:
-        """Commits `payloads` as sequences `first`, `first + 1`, …; durable on return. Raises `sqlite3.Error`.
+        """Commits `payloads` as sequences `first`, `first + 1`, …. Raises `sqlite3.Error`.
 
         Sequences that were passed over, for their commit failed, are written as lost: a segment has no holes.
         """
@@ -142,7 +148,8 @@ class ActiveSegment:
             return None
         sealed = self.path.with_name(f"{first:016d}-{last:016d}.db")
         os.replace(self.path, sealed)
-        sync(sealed.parent)
+        if self._durable:
+            sync(sealed.parent)
         return SealedSegment(first, last, sealed)
 
     def close(self) -> None:

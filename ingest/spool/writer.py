@@ -5,7 +5,8 @@ Appenders put their events into a queue; the writer thread takes all that is the
 loop comes together; nothing waits on purpose.
 
 A segment is full by size or by age; the writer then goes on in a spare that `sealer` has ready. `room` is the bound.
-With `ack = "broker"` segments are sealed at once, and who was committed waits in `shipped` until the broker has it.
+With `ack = "broker"` segments are sealed at once, and who was committed waits in `shipped` until the broker has it;
+the disk is then a buffer that outlives the process, and nothing waits for an fsync.
 """
 
 import asyncio
@@ -94,7 +95,7 @@ class Spool:
         self._tidied_at = time.monotonic()
         self._drained_at = time.time()
         self._room = Room(folder.path.parent, max_bytes)
-        self._sealer = Sealer(folder, self._room)
+        self._sealer = Sealer(folder, self._room, durable=self._shipped is None)
         self._active = self._sealer.exchange(None, self._drained_at)
         self.folder.write_watermark(self._drained_at - STAMP_SLACK)
         self._writer = threading.Thread(target=self._run, name="spool-writer", daemon=True)
@@ -152,7 +153,7 @@ class Spool:
         return self._shipped is not None and self._shipped.behind
 
     async def append(self, events: Sequence[Event], timeout: float) -> list[int]:
-        """The events' sequences, after fsync, and after the broker's acknowledgement where that counts.
+        """The events' sequences, after fsync, or after the broker's acknowledgement where that counts.
 
         Raises `SpoolFull`, `SpoolClosed`, `SpoolError`, `CommitTimeout`, `BrokerBehind`. Cancelling takes nothing back.
         """
