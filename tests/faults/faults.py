@@ -5,7 +5,6 @@ import random
 import signal
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,8 @@ from ingest.contracts.events import decode_event
 from ingest.contracts.feedback import Feedback
 from ingest.contracts.turn import Turn
 from ingest.spool import folders, read_segment
-from tests.faults.machine import DISK_BYTES, Machine, Part
+from tests.faults.machine import DISK_BYTES, Machine, Part, say
+from tests.integration.serving_stack import answers
 from tests.kafka import Broker
 
 _WEIGHTS = {"gateway": 3.0, "forwarder": 3.0, "lander": 3.0, "broker": 1.5, "freezer": 1.0}
@@ -69,7 +69,7 @@ class Faults:
 
     def _count(self, into: Counter[str], what: str) -> None:
         into[what] += 1
-        print(f"{time.monotonic() - self._begun:7.1f} s {what} {into[what]}", file=sys.stderr, flush=True)
+        say(self._begun, f"{what} {into[what]}")
 
     def _alive(self) -> dict[str, Part | None]:
         """One living process of each kind."""
@@ -117,7 +117,10 @@ class Faults:
     def fill_disk(self) -> None:
         """The spools have no room until a caller was refused: a full tmpfs, or where there is none their own bound."""
         machine = self._machine
-        self._load_goes_on()  # a gateway that is not up when the disk is full does not come up
+        gateway = machine.parts["gateway"]  # one that is not up when the disk is full does not come up
+        machine.until(lambda: gateway.due is None and len(gateway.children()) == 2, "both workers")
+        machine.until(lambda: answers(f"{machine.stack.gateway_url}/health"), "the gateway")
+        self._load_goes_on()
         refused = machine.refused().count("503")
         ballast = machine.spool / ("f" * 32) / "ballast"
         if machine.mounted:

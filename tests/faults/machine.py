@@ -217,6 +217,11 @@ class Machine:
         stack.beat("engine", f"http://127.0.0.1:{engine}")
 
 
+def say(begun: float, what: str) -> None:
+    """A line for a person who watches: seconds since `begun` (monotonic), and what was done."""
+    print(f"{time.monotonic() - begun:7.1f} s {what}", file=sys.stderr, flush=True)
+
+
 def draw_topic(rng: random.Random) -> str:
     """A name of its own for each run on a broker that others use."""
     return f"faults-{os.getpid()}-{rng.getrandbits(32):x}"

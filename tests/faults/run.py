@@ -11,7 +11,7 @@ from ingest.config import LogSettings
 from ingest.land import land
 from ingest.spool import folders
 from tests.faults.faults import Faults
-from tests.faults.machine import Machine, draw_topic
+from tests.faults.machine import Machine, draw_topic, say
 from tests.faults.verdict import Verdict, judge
 from tests.kafka import Broker
 
@@ -73,7 +73,7 @@ def run(
                 order = order or rng.sample(moves, len(moves))  # each in its turn
                 order.pop()()
         faults.right_clocks()
-        drain(machine)
+        drain(machine, begun)
         return Result(
             log=log.kind,
             ack=log.ack,
@@ -89,17 +89,21 @@ def run(
         )
 
 
-def drain(machine: Machine) -> None:
+def drain(machine: Machine, begun: float) -> None:
     """Load ends, and all that is on the spools lands."""
     machine.until(lambda: machine.broker_due is None, "the broker")
     machine.until(lambda: all(part.due is None for part in machine.parts.values()), "every part to live")
+    say(begun, "every part lives")
     machine.stop_calling()
     machine.stop("gateway")
+    say(begun, "gateways have ended")
     if machine.log.kind == "kafka":
         machine.until(
             lambda: all(folder.closed() and not folder.sealed() for folder in folders(machine.spool)), "all to be sent"
         )
     machine.stop("freezer", "forwarder", "lander")
+    say(begun, "the rest has ended")
     for _ in range(2):  # the second sees that the first left nothing
         landed = land(log=machine.log, spool=machine.spool, lake=machine.lake)
+        say(begun, f"landed {landed.rows}")
     assert not any(landed.rows.values()), landed
