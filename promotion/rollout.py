@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ingest.contracts.errors import ContractError
-from ingest.contracts.files import write_atomically
+from ingest.contracts.files import decode_manifest, write_atomically
 from ingest.contracts.rollout import Rollout, RolloutState, advance
 
 FILE = "rollout.json"
@@ -25,11 +25,10 @@ def read(checkpoint: Path) -> Rollout | None:
     """The rollout of one checkpoint folder, None when it was never registered."""
     path = checkpoint / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Rollout)
+        data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except msgspec.MsgspecError as error:
-        raise ContractError(f"{path}: {error}") from error
+    return decode_manifest(data, Rollout, path)
 
 
 def read_all(policy_folder: Path) -> dict[str, Rollout]:

@@ -10,6 +10,7 @@ plugin and a trainer can all afford it.
 - `tap`: what the engine plugin recorded of one call, on its way to the gateway
 - `dataset`, `checkpoint`, `verdict`, `rollout`: manifests, and the states of a promotion
 - `fleet`: bodies of the control process: keys, engines, policies, assignments
+- `versions`: which version of its contract a value keeps
 - `files`: manifests written last, digests checked on read
 
 Invariant: a value of one of these types is well-formed. Whoever holds one does not check it again.

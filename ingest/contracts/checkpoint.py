@@ -8,6 +8,7 @@ checkpoint's id is the weight version that engines report and spans name.
 import msgspec
 
 from ingest.contracts.files import FileEntry
+from ingest.contracts.versions import version
 
 EXPORT = "export"
 STATE = "state"
@@ -16,7 +17,7 @@ STATE = "state"
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Every number that shaped the checkpoint. `kind` is `base`, `full` or `adapter`."""
 
-    schema: int = 1
+    schema: int = version(1)
     checkpoint_id: str
     policy: str
     kind: str

@@ -7,6 +7,7 @@
 import msgspec
 
 from ingest.contracts.files import FileEntry
+from ingest.contracts.versions import version
 
 
 class Baseline(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class Succession(msgspec.Struct, frozen=True):
 class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a dataset and why. `pairs` are (turn_id, sample, feedback revision)."""
 
-    schema: int = 2
+    schema: int = version(2)
     """1: without `watermark`, `attribution`, `max_turns`, `subtracted` and `reader`; it cannot be frozen again."""
     dataset_id: str
     policy: str

@@ -11,6 +11,7 @@ import msgspec
 
 from ingest.contracts.feedback import Feedback
 from ingest.contracts.turn import Turn
+from ingest.contracts.versions import version
 
 TARGETS = ("subject", "session", "turn")
 
@@ -22,7 +23,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, tag="erasure", omit_def
     targets of it as well, so that what others say of them later is covered too.
     """
 
-    schema: int = 1
+    schema: int = version(1)
     erasure_id: str
     target: str
     """One of `TARGETS`."""

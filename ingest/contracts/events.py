@@ -4,12 +4,15 @@ A record's place is `(spool_id, sequence)`, given by the spool that first held i
 identity wherever it travels, and what landing deduplicates by.
 """
 
+import contextlib
+
 import msgspec
 
 from ingest.contracts.erasure import Erasure
 from ingest.contracts.errors import ContractError
 from ingest.contracts.feedback import Feedback
 from ingest.contracts.turn import Turn
+from ingest.contracts.versions import current, refuse_newer
 
 Event = Turn | Feedback | Erasure
 
@@ -22,6 +25,17 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Event | Lost)
+_KNOWN = {kind.__struct_config__.tag: current(kind) for kind in (Turn, Feedback, Erasure)}
+
+
+class _Head(msgspec.Struct):
+    """What can be read of an event of any version."""
+
+    type: str
+    schema: int = 1
+
+
+_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -38,13 +52,18 @@ def encode_event(event: Event | Lost) -> bytes:
 
 
 def decode_event(payload: bytes) -> Event:
-    """The event in `payload`; raises `ContractError` where it is none, or was lost."""
+    """The event in `payload`; raises `ContractError` where it is none, was lost, or is a newer version's."""
     try:
         event = _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            head = _head_decoder.decode(payload)
+            refuse_newer(head.type, head.schema, _KNOWN.get(head.type, head.schema))
         raise ContractError(f"not an event: {error}") from error
     if isinstance(event, Lost):
         raise ContractError(f"lost: {event.reason}")
+    tag = event.__struct_config__.tag
+    refuse_newer(tag, event.schema, _KNOWN[tag])
     if not isinstance(event, Erasure):
         event.check()
     return event

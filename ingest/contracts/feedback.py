@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from ingest.contracts.errors import ContractError
+from ingest.contracts.versions import version
 
 
 class Kind(StrEnum):
@@ -44,7 +45,7 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True, tag="feedback", omit_d
     Whether `key_id` may speak for the target is decided in the join. Times are Unix seconds.
     """
 
-    schema: int = 1
+    schema: int = version(1)
     feedback_id: str
     target: str
     """`turn`, `session`, or `session_of_turn`: the session that a turn is part of, for sessions that nobody named."""

@@ -12,8 +12,15 @@ from typing import TypeVar
 import msgspec
 
 from ingest.contracts.errors import ContractError
+from ingest.contracts.versions import current, refuse_newer
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Head(msgspec.Struct):
+    """What can be read of a manifest of any version."""
+
+    schema: int = 1
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -73,9 +80,18 @@ def read_manifest(folder: Path, kind: type[T], name: str = "manifest.json") -> T
     """The manifest of `folder`; raises `ContractError` where the folder is incomplete or it is not one."""
     path = folder / name
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        data = path.read_bytes()
     except FileNotFoundError:
         raise ContractError(f"{folder} has no {name}: it was never completed") from None
+    return decode_manifest(data, kind, path)
+
+
+def decode_manifest(data: bytes, kind: type[T], path: Path) -> T:
+    """The manifest in `data`, the bytes of `path`; raises `ContractError` where it is none, or a newer version's."""
+    try:
+        if "schema" in kind.__struct_fields__:
+            refuse_newer(str(path), msgspec.json.decode(data, type=_Head).schema, current(kind))
+        return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
         raise ContractError(f"{path}: {error}") from error
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from ingest.contracts.errors import ContractError
+from ingest.contracts.versions import version
 
 
 class RolloutState(StrEnum):
@@ -50,6 +51,7 @@ def advance(state: RolloutState, to: RolloutState) -> RolloutState:
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One version of one policy, and how it got where it is."""
 
+    schema: int = version(1)
     policy: str
     checkpoint_id: str
     state: RolloutState

@@ -11,7 +11,9 @@ An error response (4xx, 5xx) carries it in the same way, if anything was sampled
 
 import msgspec
 
+from ingest.contracts.errors import ContractError
 from ingest.contracts.turn import Span
+from ingest.contracts.versions import current, refuse_newer, version
 
 REQUEST_HEADER = "x-everloop-tap"
 LENGTH_HEADER = "x-everloop-tap-length"
@@ -45,7 +47,7 @@ class TapCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that one HTTP call made the engine do. `engine_build` names build, dtype and layout."""
 
-    schema: int = 1
+    schema: int = version(1)
     engine_build: str
     first_token_at: float | None = None
     calls: tuple[TapCall, ...] = ()
@@ -53,5 +55,15 @@ class TapRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(TapRecord)
+_KNOWN = current(TapRecord)
 encode_tap = _encoder.encode
-decode_tap = _decoder.decode
+
+
+def decode_tap(data: bytes) -> TapRecord:
+    """The record in `data`; raises `ContractError` where it is none, or a newer version's."""
+    try:
+        record = _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ContractError(f"not a tap record: {error}") from error
+    refuse_newer("tap record", record.schema, _KNOWN)
+    return record

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from ingest.contracts.errors import ContractError
+from ingest.contracts.versions import version
 
 
 class Finish(StrEnum):
@@ -38,7 +39,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=
     empty in both cases.
     """
 
-    schema: int = 1
+    schema: int = version(1)
     turn_id: str
     sample: int = 0
     policy: str

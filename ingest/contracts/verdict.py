@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from ingest.contracts.versions import version
+
 
 class Decision(StrEnum):
     """What is to become of a challenger."""
@@ -35,7 +37,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     (one-sided each). `look` counts the looks of the policy's life, from 1.
     """
 
-    schema: int = 1
+    schema: int = version(1)
     run_id: str
     policy: str
     challenger: str

@@ -9,8 +9,7 @@ Invariant: `forwarded + held` is the engine's stream without the tap's event, by
 
 import binascii
 
-import msgspec
-
+from ingest.contracts.errors import ContractError
 from ingest.contracts.tap import STREAM_EVENT, TapRecord, decode_tap
 
 _BORDER = b"\n\n"
@@ -98,10 +97,10 @@ _TAP = _spellings(b"event: " + STREAM_EVENT.encode())
 
 
 def decode_record(data: bytes | None, *, encoded: bool = False) -> TapRecord | None:
-    """The record in `data` (base64 where `encoded`); None where there is none, or it is damaged."""
+    """The record in `data` (base64 where `encoded`); None where there is none, it is damaged, or a newer version's."""
     if not data:
         return None
     try:
         return decode_tap(binascii.a2b_base64(data) if encoded else data)
-    except (msgspec.MsgspecError, binascii.Error):
+    except (ContractError, binascii.Error):
         return None

@@ -9,7 +9,7 @@ import pytest
 from ingest import rejects, rows
 from ingest.config import LogSettings
 from ingest.contracts.errors import ContractError
-from ingest.contracts.events import decode_event
+from ingest.contracts.events import decode_event, encode_event
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, open_table, read
 from ingest.land import land
 from ingest.spool import Spool
@@ -66,6 +66,34 @@ def test_newer_code_lands_what_older_code_could_not_read(tmp_path: Path, monkeyp
     [left] = read(lake, REJECTS).to_table().to_pylist()
     assert (left["reader"], msgspec.msgpack.decode(left["payload"])["turn_id"]) == (rows.READER, "broken")
     assert land(log=LogSettings(), spool=tmp_path / "spool", lake=lake).relanded == 0
+
+
+def test_what_a_newer_version_wrote_waits_with_its_bytes_until_this_code_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    spool, lake = tmp_path / "spool", tmp_path / "lake"
+    newer = turn("newer", schema=2, finish="paused")
+    applause = msgspec.structs.replace(accept("f", "newer"), kind="applaud")
+    spool_of(spool, turn("a"), newer, applause, turn("b"))
+    report = land(log=LogSettings(), spool=spool, lake=lake)
+    assert (report.rows[TURNS], report.rows[REJECTS]) == (2, 2)
+    kept = {row["sequence"]: row for row in read(lake, REJECTS).to_table().to_pylist()}
+    assert "a newer version of everloop wrote it: turn of schema 2" in kept[2]["reason"]
+    assert "applaud" in kept[3]["reason"], "a new word needs no new number"
+    assert [kept[2]["payload"], kept[3]["payload"]] == [encode_event(newer), encode_event(applause)]
+
+    def of_tomorrow(payload: bytes):
+        fields = msgspec.msgpack.decode(payload)
+        known = {"schema": 1, "finish": "stop"} if fields["type"] == "turn" else {"kind": "accept"}
+        return decode_event(msgspec.msgpack.encode(fields | known))
+
+    monkeypatch.setattr(rows, "decode_event", of_tomorrow)
+    monkeypatch.setattr(rows, "READER", "of tomorrow")
+    monkeypatch.setattr(rejects, "READER", "of tomorrow")
+    report = land(log=LogSettings(), spool=spool, lake=lake)
+    assert (report.relanded, sum(report.rows.values())) == (2, 0)
+    assert (ids(lake), ids(lake, FEEDBACK, "feedback_id")) == (["a", "b", "newer"], ["f"])
+    assert read(lake, REJECTS).count_rows() == 0
 
 
 @pytest.mark.parametrize("step", [FEEDBACK, TURNS, REJECTS])
