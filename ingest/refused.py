@@ -7,6 +7,7 @@ it had has passed.
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,16 @@ def send_again(root: Path) -> int:
         path.unlink()
         sync(path.parent)
     return len(found)
+
+
+def forget_refused(root: Path, covered: Callable[[bytes], bool]) -> int:
+    """Removes those whose event is `covered` by an erasure; how many they were."""
+    found = 0
+    for path in refused_files(root):
+        if covered(msgspec.msgpack.decode(path.read_bytes(), type=Refused).payload):
+            path.unlink()
+            found += 1
+    return found
 
 
 def _spool_of_one(root: Path, spool_id: str, payload: bytes) -> None:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from ingest.spool.errors import SpoolFull
-from ingest.spool.folder import folders
+from ingest.spool.folder import SpoolFolder
 
 _DISK_RESERVE = 256 << 20
 """Bytes of the disk that the spools leave to others."""
@@ -55,7 +55,7 @@ class Room:
     def count(self) -> None:
         """Looks at the disk. Raises `OSError`."""
         added = self._added  # what comes while it looks is kept on top
-        counted = sum(folder.size() for folder in folders(self._root))
+        counted = sum(SpoolFolder(path).size() for path in self._root.iterdir() if path.is_dir())
         disk = os.statvfs(self._root)
         with self._lock:
             self._counted = counted

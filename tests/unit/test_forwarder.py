@@ -19,7 +19,7 @@ from ingest.contracts.events import decode_event, encode_event
 from ingest.forwarder import Forwarder, TopicTrouble
 from ingest.kafka_log import Chain
 from ingest.kafka_topic import EventPlace, TopicInfo, parse_headers, partition_of
-from ingest.refused import refused_files, send_again
+from ingest.refused import forget_refused, refused_files, send_again
 from ingest.spool import Spool, folders
 from tests.log_events import turn
 
@@ -168,6 +168,8 @@ def test_many_refused_records_are_each_kept(broker: Broker, tmp_path: Path):
     forward(tmp_path, tries=20)
     assert names_of(broker.events()[spool]).count("lost") == 11
     assert len(refused_files(tmp_path)) == 11
+    assert forget_refused(tmp_path, lambda payload: names_of([payload])[0] in ("t10", "t12", "t20")) == 2
+    assert len(refused_files(tmp_path)) == 9
 
 
 def test_a_partition_that_is_silent_holds_up_its_own_spools_only(broker: Broker, tmp_path: Path):
