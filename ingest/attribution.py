@@ -7,13 +7,13 @@ holds the few functions whose names differ, so that the same text can run on Spa
 **A signal counts** for a turn when it names the turn (or its session, by name or by any turn of it: then for every turn
 of the session that had begun when it was received, undivided; by a turn, of the same key and subject, and of a session
 that nobody named those turns only that the turn went on from, or that went on from it), its sender's key made the turn
-or is trusted, and it was received at most `window_seconds` after the turn's end; before the turn's own arrival is as
-good as after. Of events with the same (key, feedback id) the first received counts; one that says something else is
-**conflicting**, and the report tells how many are. Of counted signals with the same
-source and target that answer the same question (accept and reject are answers to one, every other kind is its own) the
-last received counts, the others are revised. An implicit signal is one of its turn, in the turn's own name; it counts
-where its rule has a number. A turn's **feedback revision** is the number of signals that counted or were revised: it
-only grows.
+or is trusted, it names no other user than the turn's (unless its key is trusted), and it was received at most
+`window_seconds` after the turn's end; before the turn's own arrival is as good as after. Of events with the same
+(key, feedback id) the first received counts; one that says something else is **conflicting**, and the report tells how
+many are. Of counted signals with the same source and target that answer the same question (accept and reject are
+answers to one, every other kind is its own) the last received counts, the others are revised. An implicit signal is one
+of its turn, in the turn's own name; it counts where its rule has a number. A turn's **feedback revision** is the number
+of signals that counted or were revised: it only grows.
 
 **States**, the first that holds:
 
@@ -44,17 +44,18 @@ from pathlib import Path
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset
 
 from ingest.config import AttributionSettings, RewardSettings
 from ingest.datasets import used_turns
 from ingest.implicit import Classifier, identify, register
 from ingest.lake import ERASURES, FEEDBACK, TURNS, open_table, read
+from ingest.statements import statements
 
 logger = logging.getLogger(__name__)
 STATES = ("open", "settled", "silent", "censored", "superseded")
 
-_SQL = Path(__file__).parent / "sql"
 _SCRIPTS = ("functions.sql", "turns.sql", "implicit.sql", "attribution.sql")
 _CONFLICTING = "SELECT count(DISTINCT feedback_id) FROM signal WHERE status = 'conflicting'"
 _TABLES = (TURNS, FEEDBACK, ERASURES)
@@ -90,6 +91,16 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     positive: int
 
 
+class AgeRate(msgspec.Struct, frozen=True, kw_only=True):
+    """The same turns by how much of its window each has had: `age` is the quarters that have passed, 4 is all of it."""
+
+    arm: str
+    segment: str
+    age: int
+    turns: int
+    answered: int
+
+
 class RuleRate(msgspec.Struct, frozen=True, kw_only=True):
     """Of `turns` (all that may be looked at): how many have the implicit signal, whatever it is worth. Of those, how
     many users also judged outright, and how many of them accepted: what the rule's guesses are worth."""
@@ -113,6 +124,7 @@ class AttributionReport(msgspec.Struct, frozen=True, kw_only=True):
     conflicting: int
     """Feedback ids that came again with other content, which does not count: idempotency keys that were used twice."""
     rates: tuple[Rate, ...]
+    ages: tuple[AgeRate, ...]
     implicit: tuple[RuleRate, ...]
     classifier: Classifier
     """Which one told `dissatisfied`."""
@@ -146,6 +158,7 @@ def attribute(
             ready=ready,
             conflicting=conflicting,
             rates=response_rates(join),
+            ages=age_rates(join),
             implicit=rule_rates(join),
             classifier=identify(rewards.implicit),
         )
@@ -163,6 +176,10 @@ def attributed(
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """`joined` over the tables of the lake."""
     tables = {table: read(lake, table, cut.lake_versions.get(table)) for table in _TABLES}
+    # DuckDB hands no bound of a double to Arrow, which knows the files that lie before it.
+    since = cut.since(settings)
+    tables[TURNS] = tables[TURNS].filter(pc.field("finished_at") >= since)
+    tables[FEEDBACK] = tables[FEEDBACK].filter(pc.field("received_at") >= since - settings.window_seconds)
     with joined(tables, policy, settings, rewards, cut, used, scratch) as join:
         yield join
 
@@ -193,7 +210,7 @@ def joined(
         "fresh_versions": settings.fresh_versions,
         "segment_rule": rule,
         "segment_path": f"$.{name}" if name else "$",
-        **rewards.model_dump(exclude={"segment", "implicit"}),
+        **rewards.model_dump(exclude={"version", "segment", "implicit", "weights"}),
     }
     worth = rewards.implicit.worth()
     pairs = list(used)
@@ -211,8 +228,9 @@ def joined(
             pa.table({"rule": pa.array(worth.keys(), pa.string()), "worth": pa.array(worth.values(), pa.float64())}),
         )
         register(join, rewards.implicit)
-        for statement in [statement for name in _SCRIPTS for statement in _statements(name)]:
-            join.execute(statement, {name: value for name, value in parameters.items() if f"${name}" in statement})
+        for script in _SCRIPTS:
+            for statement, named in statements(script, parameters):
+                join.execute(statement, named)
         yield join
 
 
@@ -243,6 +261,18 @@ def response_rates(join: duckdb.DuckDBPyConnection) -> tuple[Rate, ...]:
     return tuple(Rate(**dict(zip(Rate.__struct_fields__, row, strict=True))) for row in rows)
 
 
+def age_rates(join: duckdb.DuckDBPyConnection) -> tuple[AgeRate, ...]:
+    """Response rates by arm, segment and age."""
+    rows = join.execute(
+        """
+        SELECT arm, segment, age, count(*), sum(CASE WHEN revision > 0 THEN 1 ELSE 0 END)
+        FROM attributed WHERE state NOT IN ('censored', 'superseded')
+        GROUP BY arm, segment, age ORDER BY arm, segment, age
+        """
+    ).fetchall()
+    return tuple(AgeRate(**dict(zip(AgeRate.__struct_fields__, row, strict=True))) for row in rows)
+
+
 def rule_rates(join: duckdb.DuckDBPyConnection) -> tuple[RuleRate, ...]:
     """Rates of implicit signals by rule, arm, weight version and segment; rules without a signal have no line."""
     rows = join.execute(
@@ -266,9 +296,3 @@ def rule_rates(join: duckdb.DuckDBPyConnection) -> tuple[RuleRate, ...]:
         """
     ).fetchall()
     return tuple(RuleRate(**dict(zip(RuleRate.__struct_fields__, row, strict=True))) for row in rows)
-
-
-def _statements(name: str) -> list[str]:
-    """The statements of a file; a `;` at the end of a line ends one, and comments hold none."""
-    text = "\n".join(line for line in (_SQL / name).read_text().splitlines() if not line.startswith("--"))
-    return [statement.strip() for statement in text.split(";\n") if statement.strip()]

@@ -183,11 +183,38 @@ class ImplicitSettings(BaseModel):
         return {rule: number for rule, number in found.items() if number is not None}
 
 
+class WeightSettings(BaseModel):
+    """What each row of a dataset weighs (`ingest.weights`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    subject_turns: float = Field(
+        default=16.0,
+        gt=0,
+        description="The turns of one subject weigh together at most as much as this many of others do; a dataset that "
+        "has no room for all takes each subject's newest so many first.",
+    )
+    key_turns: float = Field(
+        default=1024.0, gt=0, description="The same for turns of no subject, those of one API key together."
+    )
+    propensity_clip: float = Field(
+        default=1.0,
+        ge=1,
+        description="Above 1: a turn weighs more where turns like it (arm, segment, age) are answered less often, and "
+        "less where they are answered more often, at most by this factor.",
+    )
+
+
 class RewardSettings(BaseModel):
     """The reward specification: which number each signal is. Its digest is in every dataset's manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    version: int = Field(
+        default=1,
+        ge=1,
+        description="Counts up when you change what signals are worth; in every manifest, beside the digest.",
+    )
     accept: float = Field(default=0.75, ge=-1, le=1, description="Reward of an accepted answer.")
     reject: float = Field(default=-0.25, ge=-1, le=1, description="Reward of a rejected answer.")
     abstain: float = Field(default=0.0, ge=-1, le=1, description="Reward of a model that chose not to act.")
@@ -201,6 +228,7 @@ class RewardSettings(BaseModel):
         "of the request's metadata).",
     )
     implicit: ImplicitSettings = Field(default=ImplicitSettings())
+    weights: WeightSettings = Field(default=WeightSettings())
 
     @model_validator(mode="after")
     def _accept_is_better(self) -> "RewardSettings":

@@ -214,17 +214,13 @@ def write_rows(
     """
     from ingest.attribution import attributed, state_counts
     from ingest.lake import TURNS, read
+    from ingest.weights import choose
 
     folder.mkdir(parents=True, exist_ok=True)
     used = pairs_of(datasets, policy, subtracted)
     with attributed(lake, policy, attribution, rewards, cut, used, scratch=folder) as join:
         join.execute("SET arrow_large_buffer_size = true")
-        join.execute(
-            "CREATE TEMP TABLE chosen AS SELECT *, row_number() OVER (ORDER BY finished_at, turn_id, sample) AS place"
-            " FROM (SELECT * FROM attributed WHERE ready"
-            " ORDER BY finished_at DESC, turn_id DESC, sample DESC LIMIT $max_turns)",
-            {"max_turns": max_turns},
-        )
+        choose(join, rewards, max_turns)
         path = folder / ROWS_FILE
         turns = read(lake, TURNS, cut.lake_versions[TURNS])
         written = write_groups(path, _groups(_unpack(batch) for batch in _batches(join, turns, policy)))
@@ -322,7 +318,7 @@ def _batches(join: "DuckDBPyConnection", turns: "pyarrow.dataset.Dataset", polic
         yield from join.sql(
             """
             SELECT
-                t.* EXCLUDE (answer), c.revision AS feedback_revision, c.segment, c.reward, 1.0 AS weight,
+                t.* EXCLUDE (answer), c.revision AS feedback_revision, c.segment, c.reward, c.weight,
                 -- Answers are read where their language is looked for, and nowhere else.
                 CASE WHEN (c.place - 1) % $stride = 0 THEN t.answer END AS language
             FROM slice t JOIN chosen c ON t.turn_id = c.turn_id AND t.sample = c.sample

@@ -61,7 +61,8 @@ def _counts(f: Row, turn: Row, turns: list[Row], settings: AttributionSettings, 
     else:
         meant = [t for t in turns if (t["turn_id"], t["sample"]) == (f["target_id"], f["sample"])]
         aimed = any(_together(t, turn) for t in meant) and turn["started_at"] <= f["received_at"]
-    allowed = f["key_id"] == turn["key_id"] or f["key_id"] in settings.trusted_keys
+    own = f["key_id"] == turn["key_id"] and (not f["subject"] or not turn["subject"] or f["subject"] == turn["subject"])
+    allowed = own or f["key_id"] in settings.trusted_keys
     in_time = f["received_at"] <= turn["finished_at"] + settings.window_seconds
     return aimed and allowed and in_time and _number(f, rewards) is not None
 

@@ -30,7 +30,7 @@ copied AS (
     WINDOW sent AS (PARTITION BY f.key_id, f.feedback_id ORDER BY f.received_at, f.spool_id, f.sequence)
 )
 SELECT
-    f.feedback_id, f.key_id AS sender, f.target, f.target_id, f.sample, f.kind, f.source, f.value, f.text,
+    f.feedback_id, f.key_id AS sender, f.subject AS speaker, f.target, f.target_id, f.sample, f.kind, f.source, f.value, f.text,
     f.occurred_at, f.received_at, f.spool_id, f.sequence, coalesce(c.copy, 'first') AS copy
 FROM said f LEFT JOIN copied c ON f.spool_id = c.spool_id AND f.sequence = c.sequence;
 
@@ -72,33 +72,33 @@ WHERE NOT p.certain AND o.finished_at >= $since AND array_contains(o.prefix_hash
 CREATE TEMP TABLE signal AS
 WITH aimed AS (
     SELECT
-        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, h.target, h.kind,
-        h.source, h.value, k.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at, h.received_at, h.spool_id, h.sequence,
-        h.copy
+        t.turn_id, t.sample, t.key_id, t.subject, t.finished_at + $window AS closes_at, h.feedback_id, h.sender,
+        h.speaker, h.target, h.kind, h.source, h.value, k.share, CAST(NULL AS DOUBLE) AS worth, h.occurred_at,
+        h.received_at, h.spool_id, h.sequence, h.copy
     FROM heard h
     JOIN turn t ON h.target_id = t.turn_id AND h.sample = t.sample
     LEFT JOIN kept k ON h.spool_id = k.spool_id AND h.sequence = k.sequence
     WHERE h.target = 'turn'
     UNION ALL
     SELECT
-        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, 'session', h.kind,
-        h.source, h.value, CAST(NULL AS DOUBLE), CAST(NULL AS DOUBLE), h.occurred_at, h.received_at, h.spool_id,
-        h.sequence, h.copy
+        t.turn_id, t.sample, t.key_id, t.subject, t.finished_at + $window, h.feedback_id, h.sender,
+        h.speaker, 'session', h.kind, h.source, h.value, CAST(NULL AS DOUBLE), CAST(NULL AS DOUBLE), h.occurred_at,
+        h.received_at, h.spool_id, h.sequence, h.copy
     FROM heard h JOIN turn t ON h.target_id = t.session_id
     WHERE h.target = 'session' AND t.started_at <= h.received_at
     UNION ALL
     SELECT
-        t.turn_id, t.sample, t.key_id, t.finished_at + $window AS closes_at, h.feedback_id, h.sender, 'session', h.kind,
-        h.source, h.value, CAST(NULL AS DOUBLE), CAST(NULL AS DOUBLE), h.occurred_at, h.received_at, h.spool_id,
-        h.sequence, h.copy
+        t.turn_id, t.sample, t.key_id, t.subject, t.finished_at + $window, h.feedback_id, h.sender,
+        h.speaker, 'session', h.kind, h.source, h.value, CAST(NULL AS DOUBLE), CAST(NULL AS DOUBLE), h.occurred_at,
+        h.received_at, h.spool_id, h.sequence, h.copy
     FROM heard h
     JOIN together b ON h.target_id = b.named_id AND h.sample = b.named_sample
     JOIN turn t ON b.turn_id = t.turn_id AND b.sample = t.sample
     WHERE h.target = 'session_of_turn' AND t.started_at <= h.received_at
     UNION ALL
     SELECT
-        turn_id, sample, key_id, closes_at, feedback_id, key_id, 'turn', rule, source, value, CAST(NULL AS DOUBLE),
-        worth, occurred_at, received_at, '', 0, 'first'
+        turn_id, sample, key_id, '', closes_at, feedback_id, key_id, '', 'turn', rule, source, value,
+        CAST(NULL AS DOUBLE), worth, occurred_at, received_at, '', 0, 'first'
     FROM implicit
 ),
 valued AS (
@@ -122,6 +122,8 @@ judged AS (
         CASE
             WHEN sender <> key_id AND sender NOT IN (SELECT t.key_id FROM trusted t) THEN 'unauthorised'
             WHEN copy <> 'first' THEN copy
+            WHEN speaker <> '' AND subject <> '' AND speaker <> subject
+                AND sender NOT IN (SELECT t.key_id FROM trusted t) THEN 'unauthorised'
             WHEN received_at > closes_at THEN 'late'
             WHEN contribution IS NULL THEN 'worthless'
             ELSE 'counted'
@@ -186,6 +188,7 @@ placed AS (
         -- greatest and least skip NULL: without the CASE, silence would be clipped to a reward of $limit.
         CASE WHEN h.total IS NOT NULL THEN greatest(-$limit, least($limit, CAST(h.total AS DOUBLE))) END AS reward,
         coalesce(o.age, 0) AS version_age,
+        least(4, CAST(floor(4 * ($cut - t.finished_at) / $window) AS INTEGER)) AS age,
         CASE
             WHEN t.censored THEN 'censored'
             WHEN r.turn_id IS NOT NULL AND coalesce(h.judged, 0) = 0 THEN 'superseded'

@@ -381,7 +381,7 @@ def test_the_digest_names_the_specification() -> None:
 
 
 TIMES = st.integers(0, 12).map(float)
-PEOPLE = st.sampled_from(["u", "v"])
+PEOPLE = st.sampled_from(["u", "v", ""])
 KEYS = st.sampled_from(["k", "l", "trusted"])
 
 

@@ -2,15 +2,15 @@
 
 import duckdb
 
-from ingest.attribution import _statements
 from ingest.contracts.erasure import erasable, erasure_digest
 from ingest.contracts.feedback import Feedback, Kind
+from ingest.statements import statements
 from tests.log_events import accept, turn
 
 
 def test_sql_and_python_make_the_same_digest():
     with duckdb.connect() as join:
-        for statement in _statements("functions.sql"):
+        for statement, _ in statements("functions.sql", {}):
             join.execute(statement)
         [made] = join.execute("SELECT erasure_digest('subject', 'anna')").fetchone() or ()
     assert made == erasure_digest("subject", "anna")
