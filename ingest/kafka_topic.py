@@ -59,14 +59,16 @@ def partition_of(spool_id: str, partitions: int) -> int:
 
 def split(payload: bytes, limit: int) -> list[bytes]:
     """Parts of at most `limit` bytes. Their number alone says where they are cut: whoever cuts gets the same ones."""
-    size = -(-len(payload) // max(1, -(-len(payload) // limit)))
+    if len(payload) <= limit:
+        return [payload]
+    size = -(-len(payload) // -(-len(payload) // limit))
     return [payload[at : at + size] for at in range(0, len(payload), size)]
 
 
 def event_headers(place: EventPlace) -> Headers:
     """Headers of an event's record."""
-    names = ("sequence", "previous") if place.parts == 1 else place._fields
-    return [(name, str(getattr(place, name)).encode()) for name in names]
+    names = place._fields if place.parts > 1 else place._fields[:2]
+    return [(name, b"%d" % value) for name, value in zip(names, place, strict=False)]
 
 
 def watermark_headers(mark: Watermark) -> Headers:
