@@ -59,6 +59,13 @@ STATES = ("open", "settled", "silent", "censored", "superseded")
 _SCRIPTS = ("functions.sql", "turns.sql", "implicit.sql", "attribution.sql")
 _CONFLICTING = "SELECT count(DISTINCT feedback_id) FROM signal WHERE status = 'conflicting'"
 _TABLES = (TURNS, FEEDBACK, ERASURES)
+TURN_COLUMNS = (
+    *("turn_id", "sample", "policy", "dialect", "key_id", "subject", "session_id", "prefix_hashes", "weight_versions"),
+    *("finish", "arm", "started_at", "finished_at", "answer", "trainable", "untrainable_reason", "prompt_digest"),
+    *("output_tokens", "answer_hash", "parent_hash", "metadata", "calls", "tail_said", "tail_failed", "tail_results"),
+    *("spool_id", "sequence"),
+)
+"""What the SQL reads of the lake's turns."""
 _MEMORY = "2GiB"
 """DuckDB's own; what it cannot hold goes to the scratch folder."""
 

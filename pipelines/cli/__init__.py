@@ -5,7 +5,8 @@ sentence on standard error, exit code 1; wrong usage is exit code 2; `--json` wh
 
 - `stack`: up, down, status, doctor      - `loop`: run, runs, train, evaluate
 - `registry`: versions, promote, rollback - `keys`, `log`, `kafka`, `config`
-- `dataset`: what the trainer reads      - `subjects`: who opted out of training
+- `dataset`: what the trainer reads      - `rewards`: why a turn got the one it has
+- `subjects`: who opted out of training
 - `processes`: gateway, control, engine, simulate, demo: as `python -m …`, with its own options
 """
 
@@ -15,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli import config, dataset, kafka, keys, log, loop, processes, registry, stack, subjects
+from pipelines.cli import config, dataset, kafka, keys, log, loop, processes, registry, rewards, stack, subjects
 from pipelines.cli.output import sentence
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ loop.add_to(app)
 registry.add_to(app)
 app.add_typer(keys.app, name="keys", help="API keys: create, list, revoke.")
 app.add_typer(subjects.app, name="subjects", help="End users who opted out of training: opt-out, opt-in, list.")
+app.add_typer(rewards.app, name="rewards", help="Rewards of turns: explain.")
 app.add_typer(dataset.app, name="dataset", help="Datasets: list, show, diff, rows, refreeze; suites of the gate.")
 app.add_typer(log.app, name="log", help="The event log: tail, count.")
 app.add_typer(kafka.app, name="kafka", help="A Kafka broker on this machine, for development: up, down.")

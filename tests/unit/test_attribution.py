@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ingest.attribution import AttributionReport, Cut, Rate, attribute, attributed, joined
 from ingest.config import AttributionSettings, RewardSettings
 from ingest.contracts.erasure import erasure_digest
-from ingest.rewards import explain, specification_digest
+from ingest.explain import Contribution, explain
+from ingest.rewards import specification_digest
 from tests.lakes import as_arrow, feedback, land, turn
 from tests.slow_attribution import attribute_slowly
 
@@ -38,6 +39,11 @@ def states(lake: Path, now: float = 1000.0, **options: Any) -> dict[str, tuple[s
         rows = join.execute("SELECT turn_id, state, revision, reward FROM attributed").fetchall()
     assert len({row[0] for row in rows}) == len(rows)
     return {row[0]: row[1:] for row in rows}
+
+
+def told_of(lake: Path, turn_id: str) -> tuple[Contribution, ...]:
+    rules = {"p": (SETTINGS, REWARDS)}
+    return explain(lake, turn_id, rules=rules, datasets=lake / "none", now=1000, watermark=1000).signals
 
 
 def test_an_empty_lake_has_no_turns(tmp_path: Path) -> None:
@@ -75,7 +81,7 @@ def test_late_feedback_does_not_count(tmp_path: Path) -> None:
     land(tmp_path, "turns", turn("a"))
     land(tmp_path, "feedback", feedback("a", received_at=161, feedback_id="late"))
     assert states(tmp_path)["a"] == ("silent", 0, None)
-    (told,) = explain(tmp_path, "p", "a", settings=SETTINGS, rewards=REWARDS, now=1000)
+    (told,) = told_of(tmp_path, "a")
     assert (told.feedback_id, told.status, told.contribution) == ("late", "late", 0.0)
 
 
@@ -90,7 +96,7 @@ def test_a_later_verdict_of_the_same_source_revises_the_earlier(tmp_path: Path) 
     )
     assert states(tmp_path, now=111)["a"] == ("settled", 2, 1.0)
     assert states(tmp_path)["a"] == ("settled", 3, 0.5)
-    told = explain(tmp_path, "p", "a", settings=SETTINGS, rewards=REWARDS, now=1000)
+    told = told_of(tmp_path, "a")
     assert sorted((t.kind, t.source, t.status, t.contribution) for t in told) == [
         ("accept", "implicit:copied", "counted", 0.75),
         ("accept", "user", "revised", 0.0),
@@ -324,7 +330,7 @@ def test_an_idempotency_key_that_comes_again_with_other_content_is_told(
     assert states(tmp_path)["a"] == ("settled", 1, 0.75)
     assert report(tmp_path).conflicting == conflicting
     assert ("came again with other content" in caplog.text) == bool(conflicting)
-    told = explain(tmp_path, "p", "a", settings=SETTINGS, rewards=REWARDS, now=1000)
+    told = told_of(tmp_path, "a")
     assert [each.status for each in told] == ["counted", status]
 
 

@@ -13,8 +13,9 @@ from ingest.attribution import Cut, RuleRate, attribute, attributed
 from ingest.config import AttributionSettings, ImplicitSettings, RewardSettings
 from ingest.contracts.erasure import erasure_digest
 from ingest.dissatisfaction import complains
+from ingest.explain import explain
 from ingest.implicit import ClassifierError, identify, is_error
-from ingest.rewards import explain, specification
+from ingest.rewards import specification
 from serving.gateway.dialects import DIALECTS
 from serving.gateway.sessions import Conversation
 from tests.conversations import OPENING, calls, result, says, talk, user
@@ -124,14 +125,8 @@ def test_a_complaint_is_about_the_answer_before_it(tmp_path: Path) -> None:
     assert signals(tmp_path) == {("first", "dissatisfied"): ("worthless", 111)}
     assert states(tmp_path)["first"] == ("silent", 0, None)
     assert states(tmp_path, dissatisfied=-0.5)["first"] == ("settled", 1, -0.5)
-    (told,) = explain(
-        tmp_path,
-        "p",
-        "first",
-        settings=RULES,
-        rewards=RewardSettings(implicit=ImplicitSettings(dissatisfied=-0.5)),
-        now=1e3,
-    )
+    rules = {"p": (RULES, RewardSettings(implicit=ImplicitSettings(dissatisfied=-0.5)))}
+    (told,) = explain(tmp_path, "first", rules=rules, datasets=tmp_path, now=1e3, watermark=1e3).signals
     assert (told.kind, told.source, told.value, told.contribution) == (
         "dissatisfied", "implicit:dissatisfied", 1.0, -0.5,
     )  # fmt: skip
