@@ -51,7 +51,7 @@ class Caller:
                 try:
                     turn_id = await self._turn(session, name)
                     if turn_id and self._random.random() < 0.5:
-                        await self._feedback(session, turn_id)
+                        await self._feedback(session, turn_id, name)
                 except (aiohttp.ClientError, TimeoutError) as error:
                     self._refused.write(type(error).__name__)
                     await asyncio.sleep(0.2)
@@ -77,8 +77,9 @@ class Caller:
         self._acknowledged.write(f"turn {turn_id}")
         return turn_id
 
-    async def _feedback(self, session: aiohttp.ClientSession, turn_id: str) -> None:
-        body = {"target": "turn", "id": turn_id, "kind": self._random.choice(("accept", "reject"))}
+    async def _feedback(self, session: aiohttp.ClientSession, turn_id: str, name: str) -> None:
+        kind = self._random.choice(("accept", "reject"))
+        body = {"target": "turn", "id": turn_id, "kind": kind, "user": name}
         async with session.post(f"{self._url}/v1/feedback", json=body) as answer:
             if answer.status != 202:
                 self._refused.write(str(answer.status))

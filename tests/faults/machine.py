@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Machine:
         self.spool, self.ledger = self.disk / "spool", home / "ledger"
         self.stack = Stack(home)
         self.broker_due: float | None = None
+        """When the broker is started again (monotonic); None while it is up."""
         self.ended: dict[str, int] = {}
         """By kind: how often parts ended by themselves."""
         self.last_words: dict[str, str] = {}
@@ -130,8 +132,13 @@ class Machine:
                 part.signal(signal.SIGCONT)
                 part.resume_at = None
         if self.broker is not None and self.broker_due is not None and self.broker_due <= now:
-            self.broker.start()
-            self.broker_due = None
+            self.broker_due = float("inf")
+            threading.Thread(target=self._start_broker).start()
+
+    def _start_broker(self) -> None:
+        assert self.broker is not None, "it was due"
+        self.broker.start()
+        self.broker_due = None
 
     def call(self, callers: int, pause: float, seed: int) -> None:
         """Clients begin."""
