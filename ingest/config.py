@@ -79,6 +79,12 @@ class LakeSettings(BaseModel):
         description="A dataset can be frozen again, byte for byte, from the lake for this long after its cut; an "
         "erasure ends it earlier.",
     )
+    redact_credentials: bool = Field(
+        default=False,
+        description="Turns in which detect-secrets finds a credential (a token of AWS, GitHub, Slack and others, a "
+        "private key, a password in a URL) land without texts and arrays and are not trained on, feedback without its "
+        "text. The log has them until its retention.",
+    )
 
 
 class AttributionSettings(BaseModel):
@@ -113,6 +119,15 @@ class AttributionSettings(BaseModel):
         ge=0,
         description="A settled turn is ready for training only while at most this many newer weight versions have "
         "answered users.",
+    )
+    engine: Literal["duckdb", "spark"] = Field(
+        default="duckdb",
+        description="What runs the join: `duckdb`, in the process; `spark`, for a lake that one machine cannot look at. "
+        "The results are the same.",
+    )
+    spark: dict[str, str] = Field(
+        default={},
+        description="Spark: properties of its session, such as `spark.master`. By default it runs on this machine.",
     )
     history_seconds: float = Field(
         default=604_800.0,

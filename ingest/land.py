@@ -14,7 +14,7 @@ turn goes when the turn comes and is dropped.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,8 @@ from deltalake import DeltaTable
 
 from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit, fence, outlive
 from ingest.config import LakeSettings, LogSettings
-from ingest.contracts.events import Record
+from ingest.contracts.events import Event, Record
+from ingest.credentials import without_credentials
 from ingest.embedded_log import retain
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, landed, open_table
 from ingest.log import open_log
@@ -67,9 +68,10 @@ def land(
     versions that manifests below `datasets` name. Raises `LogError` where the log cannot be read, `LandError` where the
     lake cannot be written.
     """
-    lander = _Lander(lake)
+    screen = without_credentials if settings.redact_credentials else None
+    lander = _Lander(lake, screen)
     outlive(lake, log.retention_days)
-    relanded = reland_rejects(lake, lander.erasures)
+    relanded = reland_rejects(lake, lander.erasures, screen)
     reader = open_log(log, spool, lake)
     for batch in reader.batches(lander.after):
         lander.take(batch)
@@ -89,8 +91,8 @@ def land(
 class _Lander:
     """The tables, and what was done to them."""
 
-    def __init__(self, lake: Path) -> None:
-        self._lake = lake
+    def __init__(self, lake: Path, screen: Callable[[Event], Event] | None) -> None:
+        self._lake, self._screen = lake, screen
         self.erasures = Erasures(lake)
         self._tables = {name: Table(lake, name) for name in _ORDER} | {ERASURES: self.erasures.table}
         self.rows = dict.fromkeys(_ORDER, 0)
@@ -106,7 +108,7 @@ class _Lander:
         """Lands a batch, in which a spool's records come in order. Raises `LandError`."""
         upto = {record.spool_id: record.sequence for record in batch}
         for _ in range(ATTEMPTS):
-            found = sort(batch, self.erasures.read(), time.time())
+            found = sort(batch, self.erasures.read(), time.time(), self._screen)
             try:
                 for name in _ORDER:
                     self.rows[name] += append(self._tables[name], found.tables[name], upto, self.erasures)

@@ -6,6 +6,7 @@ one application id, so that of two at once one is refused and looks again.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit
-from ingest.contracts.events import Record
+from ingest.contracts.events import Event, Record
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, open_table
 from ingest.rows import READER, sort
 
@@ -22,7 +23,7 @@ _RELANDING = "everloop/rejects"
 _BATCH = 500
 
 
-def reland_rejects(lake: Path, erasures: Erasures) -> int:
+def reland_rejects(lake: Path, erasures: Erasures, screen: Callable[[Event], Event] | None = None) -> int:
     """Lands the rejects that this code can read; returns how many. Raises `LandError`."""
     landed = 0
     while True:
@@ -32,14 +33,14 @@ def reland_rejects(lake: Path, erasures: Erasures) -> int:
         if not found:
             return landed
         batch = sorted((Record(**row) for row in found), key=lambda record: (record.spool_id, record.sequence))
-        landed += _reland(lake, batch, erasures)
+        landed += _reland(lake, batch, erasures, screen)
 
 
-def _reland(lake: Path, batch: list[Record], erasures: Erasures) -> int:
+def _reland(lake: Path, batch: list[Record], erasures: Erasures, screen: Callable[[Event], Event] | None) -> int:
     """A batch of rejects that other code had; those that this one rejects as well are its own afterwards."""
     landed = 0
     for _ in range(ATTEMPTS):
-        found = sort(batch, erasures.read(), time.time())
+        found = sort(batch, erasures.read(), time.time(), screen)
         try:
             for name in (ERASURES, FEEDBACK, TURNS):
                 landed += _append(Table(lake, name), found.tables[name], None if name == ERASURES else erasures)

@@ -6,7 +6,7 @@ who is forgotten becomes nothing.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -56,8 +56,9 @@ class Erased:
         return next((self._erasures[digest] for digest in digests if digest in self._erasures), None)
 
 
-def sort(batch: list[Record], erased: Erased, now: float) -> Sorted:
-    """The batch by table. Erasures in it count for all of it; they are added to `erased`.
+def sort(batch: list[Record], erased: Erased, now: float, screen: Callable[[Event], Event] | None = None) -> Sorted:
+    """The batch by table. Erasures in it count for all of it; they are added to `erased`. `screen` makes of an event
+    what may land of it.
 
     A turn that is dropped leaves an erasure of itself in its place: feedback on it does not land either, whoever sends
     it and whenever it comes.
@@ -65,7 +66,7 @@ def sort(batch: list[Record], erased: Erased, now: float) -> Sorted:
     rows: dict[str, list[Row]] = {name: [] for name in (TURNS, FEEDBACK, ERASURES, REJECTS)}
     for record in batch:
         try:
-            event = _decode(record.payload)
+            event = screen(_decode(record.payload)) if screen else _decode(record.payload)
         except ContractError as error:
             rows[REJECTS].append((record, str(error)))
             continue
@@ -93,7 +94,7 @@ def sort(batch: list[Record], erased: Erased, now: float) -> Sorted:
     for name in (TURNS, FEEDBACK, ERASURES):
         tables[name], unfit = _fitting(name, rows[name], now)
         rows[REJECTS] += unfit
-    kept = [row for row in rows[REJECTS] if erased.covering(_named(row[0].payload)) is None]
+    kept = [row for row in rows[REJECTS] if erased.covering(named(row[0].payload)) is None]
     covered += len(rows[REJECTS]) - len(kept)
     tables[REJECTS] = to_arrow(REJECTS, kept, now)
     return Sorted(tables, covered, frozenset(gone))
@@ -134,8 +135,8 @@ def _fitting(name: str, rows: list[Row], now: float) -> tuple[pa.Table, list[Row
     return to_arrow(name, fit, now), unfit
 
 
-def _named(payload: bytes) -> list[tuple[str, str]]:
-    """(target, id) of whom a reject is about, as far as it can be read."""
+def named(payload: bytes) -> list[tuple[str, str]]:
+    """(target, id) of whom and what an event on the log is about, as far as it can be read."""
     try:
         found = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -162,7 +163,7 @@ def _column(column: str, rows: list[Row], derived: list[Derived], now: float) ->
         case "payload":
             return [record.payload for record, _ in rows]
         case "about":
-            return [[erasure_digest(*pair) for pair in _named(record.payload)] for record, _ in rows]
+            return [[erasure_digest(*pair) for pair in named(record.payload)] for record, _ in rows]
         case "reader":
             return [READER] * len(rows)
         case _ if column in Derived._fields:
