@@ -129,10 +129,11 @@ class Forwarder:
         self._look()
         while not all(shipment.idle for shipment in self._shipments.values()):
             before = self._finished()
-            if self._turn():
-                told = time.monotonic()
-            elif self._stop.wait(_TURN_SECONDS):
+            moved = self._turn()
+            if self._stop.wait(0.0 if moved else _TURN_SECONDS):
                 raise Stopped
+            if moved:
+                told = time.monotonic()
             elif time.monotonic() - told > _SILENT_SECONDS:
                 logger.warning("no acknowledgement for %d s: the spools grow until the broker is back", _SILENT_SECONDS)
                 told = time.monotonic()
