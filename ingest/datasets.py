@@ -121,10 +121,10 @@ def read_rows(dataset: Path, manifest: str = MANIFEST) -> pa.Table:
     return pq.read_table(dataset / entry.path)
 
 
-def list_datasets(datasets: Path, policy: str) -> list[DatasetManifest]:
-    """Manifests of the policy's accepted datasets, oldest cut first."""
-    folders = [path.parent for path in (datasets / policy).glob(f"*/{MANIFEST}")]
-    return sorted((read_manifest(f, DatasetManifest) for f in folders), key=lambda m: (m.cut_at, m.dataset_id))
+def newest_dataset(datasets: Path, policy: str) -> DatasetManifest | None:
+    """The manifest of the policy's accepted dataset with the newest cut."""
+    found = sorted((datasets / policy).glob(f"*/{MANIFEST}"), key=lambda path: (_cut_at(path), path.parent.name))
+    return read_manifest(found[-1].parent, DatasetManifest) if found else None
 
 
 def accepted_ids(datasets: Path, policy: str, since: float = -math.inf) -> tuple[str, ...]:

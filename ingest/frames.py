@@ -47,6 +47,13 @@ FEEDBACK_COLUMNS = (
 COLUMNS = {"candidate": CANDIDATE_COLUMNS, TURNS: TURNS_COLUMNS, FEEDBACK: FEEDBACK_COLUMNS}
 """Table → the columns of its frame, which expectations may name."""
 
+_READ = {
+    TURNS: [
+        *("turn_id", "sample", "policy", "key_id", "session_id", "engine_id", "arm", "finish", "trainable"),
+        *("output_tokens", "logprobs", "started_at", "finished_at"),
+    ],
+    FEEDBACK: ["target", "target_id", "sample", "kind", "key_id", "value", "received_at"],
+}
 NEWEST = 50_000
 """Turns, and signals, of the lake that are looked at; the frame of a candidate has all its rows."""
 FEW = 10
@@ -90,10 +97,13 @@ def _lake(lake: Path, candidate: DatasetManifest, since: float) -> "tuple[pd.Dat
     import duckdb
 
     trusted = pa.table({"key_id": pa.array(candidate.attribution.get("trusted_keys", ()), pa.string())})
-    values = {"policy": candidate.policy, "cut": candidate.cut_at, "since": since, "newest": NEWEST}
+    values = {"policy": candidate.policy, "cut": candidate.cut_at, "newest": NEWEST}
     with duckdb.connect() as connection:
-        connection.register("lake_turns", read(lake, TURNS))
-        connection.register("lake_feedback", read(lake, FEEDBACK))
+        # DuckDB's own scan knows no range of doubles, and would read the whole lake.
+        for table, time in ((TURNS, "finished_at"), (FEEDBACK, "received_at")):
+            young = (pc.field(time) >= since) & (pc.field(time) <= candidate.cut_at)
+            scanner = read(lake, table).scanner(columns=_READ[table], filter=young, batch_readahead=2)
+            connection.register(f"lake_{table}", scanner.to_reader())
         connection.register("trusted", trusted)
         connection.execute(
             """
@@ -102,7 +112,7 @@ def _lake(lake: Path, candidate: DatasetManifest, since: float) -> "tuple[pd.Dat
                 CASE WHEN finish IN ('error', 'engine_lost') THEN 1.0 ELSE 0.0 END AS failed, output_tokens,
                 octet_length(logprobs) // 4 AS logprob_tokens, finished_at - started_at AS seconds,
                 $cut - finished_at AS age_seconds, session_id, finished_at
-            FROM lake_turns WHERE policy = $policy AND finished_at <= $cut AND finished_at >= $since
+            FROM lake_turns WHERE policy = $policy
             ORDER BY finished_at DESC, turn_id DESC, sample DESC LIMIT $newest
             """,
             values,
@@ -110,13 +120,14 @@ def _lake(lake: Path, candidate: DatasetManifest, since: float) -> "tuple[pd.Dat
         turns = connection.execute("SELECT * EXCLUDE (session_id, finished_at) FROM turn").df()
         feedback = connection.execute(
             """
-            WITH aimed AS (
+            WITH said AS MATERIALIZED (SELECT * FROM lake_feedback),
+            aimed AS (
                 SELECT f.*, t.turn_id, t.key_id AS maker, t.finished_at
-                FROM lake_feedback f JOIN turn t ON f.target_id = t.turn_id AND f.sample = t.sample
+                FROM said f JOIN turn t ON f.target_id = t.turn_id AND f.sample = t.sample
                 WHERE f.target IN ('turn', 'session_of_turn')
                 UNION ALL
                 SELECT f.*, t.turn_id, t.key_id AS maker, t.finished_at
-                FROM lake_feedback f JOIN (
+                FROM said f JOIN (
                     SELECT session_id, max(turn_id) AS turn_id, max(key_id) AS key_id, max(finished_at) AS finished_at
                     FROM turn GROUP BY session_id
                 ) t ON f.target_id = t.session_id
@@ -129,7 +140,7 @@ def _lake(lake: Path, candidate: DatasetManifest, since: float) -> "tuple[pd.Dat
                 CASE WHEN key_id IN (SELECT t.key_id FROM trusted t) THEN 0.0
                     ELSE count(*) OVER (PARTITION BY key_id) / count(*) OVER () END AS sender_share,
                 received_at - finished_at AS seconds_after, $cut - received_at AS age_seconds
-            FROM aimed WHERE received_at <= $cut
+            FROM aimed
             ORDER BY received_at DESC, turn_id, sample LIMIT $newest
             """,
             {"cut": candidate.cut_at, "newest": NEWEST},

@@ -7,7 +7,7 @@ policy and table for the suite, a page a dataset and table for its results. Two 
 expectation raised), so nothing is known.
 
 Invariant: `manifest.json` is written last, under the policy's lock, and only when every check held; no (turn, sample)
-is in two datasets that have one.
+is in two datasets that have one. What a candidate failed by is in its `candidate.json`.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from ingest import expectations
 from ingest.config import GateSettings
 from ingest.contracts.dataset import DatasetManifest, GateCheck
 from ingest.contracts.files import read_manifest, write_manifest
-from ingest.datasets import CANDIDATE, MANIFEST, list_datasets, used_turns
+from ingest.datasets import CANDIDATE, MANIFEST, newest_dataset, used_turns
 from ingest.frames import WrongColumns, frames
 from ingest.suites import Changes, changed, read_suites
 
@@ -93,22 +93,22 @@ def gate(
         if (folder / MANIFEST).exists():
             return read_manifest(folder, DatasetManifest)
         candidate = read_manifest(folder, DatasetManifest, CANDIDATE)
-        last = next(iter(reversed(list_datasets(datasets, policy))), None)
+        last = newest_dataset(datasets, policy)
         changes = read_suites(suites, required=settings.suites is not None)
         whole_suites(policy, settings, changes)
         since = candidate.cut_at - settings.max_age_seconds
         try:
-            data = frames(folder, candidate, lake, used_turns(datasets, policy), last, since)
+            data = frames(folder, candidate, lake, used_turns(datasets, policy, since), last, since)
         except WrongColumns as error:
             raise GateBroken(policy, dataset_id, str(error)) from error
         asked = whole_suites(policy, settings, changes, last, data.keys, (len(data.turns), len(data.feedback)))
         with _locked(docs / ".lock"):
             checks = _run(docs, candidate, {table: (getattr(data, table), suite) for table, suite in asked.items()})
         failed = tuple(check for check in checks if not check.passed)
+        manifest = msgspec.structs.replace(candidate, gate=_of_rows(checks, candidate))
+        write_manifest(folder, manifest, CANDIDATE if failed else MANIFEST)
         if failed:
             raise GateFailed(policy, dataset_id, failed)
-        manifest = msgspec.structs.replace(candidate, gate=tuple(checks))
-        write_manifest(folder, manifest)
         return manifest
 
 
@@ -131,6 +131,14 @@ def whole_suites(
         table: changed(table, suite, changes.get(table, Changes()), others.get(table, expectations.OF_SOME))
         for table, suite in built_in.items()
     }
+
+
+def _of_rows(checks: list[GateCheck], candidate: DatasetManifest) -> tuple[GateCheck, ...]:
+    """The checks as they are kept with the dataset: of turns that are no row of it, an erasure would not look here."""
+    rows = {turn_id for turn_id, _, _ in candidate.pairs}
+    return tuple(
+        msgspec.structs.replace(check, rows=tuple(name for name in check.rows if name in rows)) for check in checks
+    )
 
 
 def index_of(docs: Path) -> Path:

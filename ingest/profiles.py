@@ -61,10 +61,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Of what made them, the parts that differ."""
 
 
-def open_dataset(folder: Path) -> tuple[DatasetManifest, bool]:
-    """The manifest of a dataset or a candidate, and whether its gate let it pass. Raises `ContractError`."""
-    accepted = (folder / MANIFEST).exists()
-    return read_manifest(folder, DatasetManifest, MANIFEST if accepted else CANDIDATE), accepted
+def open_dataset(folder: Path) -> DatasetManifest:
+    """The manifest of a dataset, or of a candidate. Raises `ContractError`."""
+    return read_manifest(folder, DatasetManifest, MANIFEST if (folder / MANIFEST).exists() else CANDIDATE)
 
 
 def histograms(folder: Path, manifest: DatasetManifest) -> tuple[Histogram, ...]:

@@ -38,13 +38,12 @@ DatasetArgument = Annotated[
 @app.command("list")
 def list_(policy: PolicyOption = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """List the datasets, the newest first, with the candidates that their gate did not accept."""
-    from ingest.contracts.dataset import DatasetManifest
-    from ingest.contracts.files import read_manifest
+    from ingest.profiles import open_dataset
     from pipelines.cli.parts import open_home, policy_named
 
     found, home = open_home(config)
     named = policy_named(found, policy) if policy else "*"
-    read = [(read_manifest(f, DatasetManifest, _name(f)), _state(f)) for f in _folders(home, named)]
+    read = [(m := open_dataset(f), _state(f, m)) for f in _folders(home, named)]
     read.sort(key=lambda pair: (pair[0].cut_at, pair[0].dataset_id), reverse=True)
     listed: list[dict[str, Any]] = [
         {
@@ -89,7 +88,7 @@ def show(
     _, folder = _dataset(config, policy, dataset)
     from ingest.profiles import histograms, open_dataset
 
-    manifest, _ = open_dataset(folder)
+    manifest = open_dataset(folder)
     drawn = histograms(folder, manifest)
     if picture is not None or open_:
         from ingest.pictures import KINDS, draw
@@ -100,9 +99,9 @@ def show(
         draw(f"Dataset {dataset} of {manifest.policy}: {len(manifest.pairs)} rows", drawn, picture)
     if as_json:
         kept = {k: v for k, v in msgspec.to_builtins(manifest).items() if k != "pairs"}
-        print_json(kept | {"state": _state(folder), "histograms": msgspec.to_builtins(drawn)})
+        print_json(kept | {"state": _state(folder, manifest), "histograms": msgspec.to_builtins(drawn)})
     else:
-        _print(manifest, _state(folder), msgspec.to_builtins(drawn))
+        _print(manifest, _state(folder, manifest), msgspec.to_builtins(drawn))
         if picture is not None:
             print(f"\nThe picture is {picture}")
     if open_:
@@ -123,7 +122,7 @@ def diff(
     folders = [_dataset(config, policy, dataset)[1] for dataset in (first, second)]
     from ingest.profiles import compare, open_dataset
 
-    found = compare(*(open_dataset(folder)[0] for folder in folders))
+    found = compare(*(open_dataset(folder) for folder in folders))
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
@@ -163,7 +162,7 @@ def rows(
     from ingest.profiles import open_dataset
     from ingest.profiles import rows as read
 
-    manifest, _ = open_dataset(folder)
+    manifest = open_dataset(folder)
     found: list[dict[str, Any]] = [msgspec.to_builtins(row) for row in read(folder, manifest, turn, limit)]
     if turn is not None and not found:
         from pipelines.errors import PipelineError
@@ -205,7 +204,7 @@ def refreeze_(
     from ingest.refreeze import refreeze
 
     with tempfile.TemporaryDirectory() as scratch:
-        made = refreeze(open_dataset(folder)[0], lake=home.lake, datasets=home.datasets, into=into or Path(scratch))
+        made = refreeze(open_dataset(folder), lake=home.lake, datasets=home.datasets, into=into or Path(scratch))
     print(f"{dataset} was made again, the same bytes: SHA-256 {made.sha256}")
 
 
@@ -220,10 +219,10 @@ def suites(policy: PolicyOption = None, config: ConfigOption = DEFAULT_CONFIG, a
     from ingest.suites import read_suites
 
     changes = read_suites(home.suites(settings.suites), required=settings.suites is not None)
-    from ingest.datasets import list_datasets  # the gate imports Great Expectations: seconds
+    from ingest.datasets import newest_dataset  # the gate imports Great Expectations: seconds
     from ingest.gate import whole_suites
 
-    last = next(iter(reversed(list_datasets(home.datasets, name))), None)
+    last = newest_dataset(home.datasets, name)
     listed = [
         {
             "table": table,
@@ -275,12 +274,11 @@ def _folders(home: "Home", policy: str = "*") -> list[Path]:
     return sorted(names)
 
 
-def _name(folder: Path) -> str:
-    return "manifest.json" if _state(folder) == "accepted" else "candidate.json"
-
-
-def _state(folder: Path) -> str:
-    return "accepted" if (folder / "manifest.json").exists() else "candidate"
+def _state(folder: Path, manifest: "DatasetManifest") -> str:
+    """`accepted`; `refused`, where its gate ran; or `candidate`."""
+    if (folder / "manifest.json").exists():
+        return "accepted"
+    return "refused" if manifest.gate else "candidate"
 
 
 def _number(value: float | None) -> str:
@@ -313,5 +311,8 @@ def _print(manifest: "DatasetManifest", state: str, histograms: list[dict[str, A
         print_table((histogram["name"], histogram["unit"], ""), bars)
     if manifest.gate:
         print()
-        checks = ((check.name, "held" if check.passed else "failed", check.observed) for check in manifest.gate)
-        print_table(("gate", "", "saw"), checks)
+        checks = (
+            (check.name, "held" if check.passed else "failed", check.observed, ", ".join(check.rows[:_SHOWN]))
+            for check in manifest.gate
+        )
+        print_table(("gate", "", "saw", "turns, the first"), checks)

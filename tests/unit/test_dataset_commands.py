@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner, Result
 
 from ingest.config import AttributionSettings, DatasetSettings, RewardSettings
-from ingest.contracts.dataset import DatasetManifest
+from ingest.contracts.dataset import DatasetManifest, GateCheck
 from ingest.contracts.files import read_manifest, write_manifest
 from ingest.datasets import CANDIDATE, freeze
 from pipelines.cli import app, main
@@ -81,6 +82,18 @@ def test_show_has_statistics_and_histograms(folder: Path, tmp_path: Path) -> Non
     assert "reward specification" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "must end in one of .png" in call(folder, "show", "d1", "--picture", "d1.xls", code=2).output
+
+
+def test_a_candidate_shows_what_it_was_refused_for(folder: Path) -> None:
+    refused = folder / "here" / "datasets" / "helper" / "d2"
+    candidate = read_manifest(refused, DatasetManifest, CANDIDATE)
+    check = GateCheck(name="rewards differ", passed=False, observed="1", rows=("c", "d"))
+    write_manifest(refused, msgspec.structs.replace(candidate, gate=(check,)), CANDIDATE)
+    try:
+        assert told(folder, "show", "d2")["state"] == "refused"
+        assert "rewards differ  failed  1    c, d" in call(folder, "show", "d2").stdout
+    finally:
+        write_manifest(refused, candidate, CANDIDATE)
 
 
 def test_diff_tells_rows_statistics_and_what_made_them(folder: Path) -> None:

@@ -22,7 +22,7 @@ from ingest.datasets import (
     DatasetError,
     _groups,
     freeze,
-    list_datasets,
+    newest_dataset,
     read_rows,
     used_turns,
 )
@@ -220,7 +220,7 @@ def test_a_trainer_reads_accepted_and_unchanged_rows_only(tmp_path: Path) -> Non
         read_rows(folder)
 
 
-def test_accepted_datasets_are_listed_oldest_cut_first(tmp_path: Path) -> None:
+def test_the_newest_dataset_is_the_accepted_one_of_the_last_cut(tmp_path: Path) -> None:
     judged(tmp_path, "a")
     cut(tmp_path, "z")
     accept(tmp_path, "z")
@@ -229,7 +229,10 @@ def test_accepted_datasets_are_listed_oldest_cut_first(tmp_path: Path) -> None:
     accept(tmp_path, "b")
     judged(tmp_path, "c")
     cut(tmp_path, "a", now=3000.0)
-    assert [manifest.dataset_id for manifest in list_datasets(tmp_path / "datasets", "p")] == ["z", "b"]
+    newest = newest_dataset(tmp_path / "datasets", "p")
+    assert newest is not None
+    assert newest.dataset_id == "b"
+    assert newest_dataset(tmp_path / "datasets", "q") is None
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=SPAN))

@@ -13,7 +13,7 @@ from ingest.config import GateSettings
 from ingest.contracts.dataset import DatasetManifest, GateCheck
 from ingest.contracts.errors import ContractError
 from ingest.contracts.files import FileEntry, digest_file, read_manifest, write_manifest
-from ingest.datasets import CANDIDATE, MANIFEST, ROWS, list_datasets
+from ingest.datasets import CANDIDATE, MANIFEST, ROWS, accepted_ids
 from ingest.expectations import LIKE_THE_LAST
 from ingest.gate import GateBroken, GateFailed, gate, index_of
 from ingest.lake import TURNS, read
@@ -113,6 +113,10 @@ def failed(datasets: Path, docs: Path, dataset_id: str = "d1") -> dict[str, tupl
         ask(datasets, docs, dataset_id)
     assert not (datasets / "p" / dataset_id / MANIFEST).exists()
     assert all(check.name in str(caught.value) for check in caught.value.checks)
+    kept = read_manifest(datasets / "p" / dataset_id, DatasetManifest, CANDIDATE)
+    named = {turn_id for turn_id, _, _ in kept.pairs}
+    assert {check.name for check in kept.gate if not check.passed} == {check.name for check in caught.value.checks}
+    assert {name for check in kept.gate for name in check.rows} <= named
     return {check.name: check.rows for check in caught.value.checks}
 
 
@@ -140,7 +144,27 @@ def test_data_docs_show_each_dataset(tmp_path: Path) -> None:
     site = index_of(docs).parent
     assert {path.parts[-3] for path in site.glob("validations/p/*/*/*.html")} == {"one", "two"}
     assert (site / "expectations" / "p.html").exists()
-    assert "subject 1" not in "".join(path.read_text() for path in site.glob("validations/p/*/*/*.html"))
+    assert (site / "expectations" / "p turns.html").exists()
+
+
+def test_data_docs_name_turns_and_hold_nothing_that_a_user_wrote(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    wrote = {"request": "secret words", "answer": "secret words", "subject": "secret subject"} | YOUNG
+    bad = feedback("written", "edit", text="secret words", subject="secret subject", source="secret source")
+    fill(
+        tmp_path / "lake",
+        turn("written", finish="eof", session_id="secret session", metadata='{"a": "secret metadata"}', **wrote),
+        signals=[bad | {"key_id": "stranger", "received_at": CUT - 5, "kind": "wink"}],
+    )
+    private_words = ("words", "subject", "session", "metadata", "source", "segment", "sampling")
+    private = change(*ALL, subject="secret subject", session_id="secret session", segment="secret segment")
+    propose(tmp_path, [row | {"reward": 0.5, "sampling": "secret sampling"} for row in private(good_rows())])
+    with pytest.raises(GateFailed) as caught:
+        ask(tmp_path, docs)
+    assert "written" in str(caught.value)
+    texts = [path.read_text(errors="ignore") for path in docs.rglob("*") if path.is_file()]
+    assert any("written" in text for text in texts)
+    assert not any(f"secret {what}" in text for text in texts for what in private_words)
 
 
 def test_data_docs_keep_the_newest_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +248,7 @@ def test_a_turn_of_an_accepted_dataset_enters_no_other(tmp_path: Path, docs: Pat
     propose(tmp_path, change(1, feedback_revision=7)(good_rows("ebfg")), "d2")
     ask(tmp_path, docs, "d1")
     assert failed(tmp_path, docs, "d2") == {"in no other dataset": ("b",)}
-    assert [manifest.dataset_id for manifest in list_datasets(tmp_path, "p")] == ["d1"]
+    assert accepted_ids(tmp_path, "p") == ("d1",)
 
 
 def test_drift_from_the_last_dataset_stays_out(tmp_path: Path, docs: Path) -> None:
