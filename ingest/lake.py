@@ -5,7 +5,7 @@ spans are a list of structs, sampling is JSON text, times are Unix seconds. Turn
 `ingest.derived.Derived` beside them. Every row has `spool_id` and `sequence`, its identity on the log, and `landed_at`.
 
 How far a table has got is in the table: the spool id is a Delta application id, the sequence its version.
-`turns` is committed last, so what it says is true of all.
+`turns` is committed last, so what it says is true of all. Beside them stands `watermarks` (`ingest.watermarks`).
 """
 
 import contextlib
@@ -59,7 +59,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     ),
     REJECTS: pa.schema({"reason": _S, "payload": pa.binary(), "about": pa.list_(_S), "reader": _S} | _PLACE),
     WATERMARKS: pa.schema(
-        {"partition": _I, "spool_id": _S, "received_at": _F, "closed": pa.bool_(), "landed_at": _F},
+        {"topic": _S, "partition": _I, "spool_id": _S, "at": _F, "closed": pa.bool_(), "landed_at": _F},
     ),
 }
 """Table → its Arrow schema.

@@ -23,11 +23,13 @@ from ingest.commits import FENCED, Table, fence, refresh, set_property
 from ingest.config import LakeSettings
 from ingest.contracts.files import read_manifest
 from ingest.lake import SCHEMAS, TURNS, open_table
+from ingest.watermarks import fold
 
 logger = logging.getLogger(__name__)
 
 _LOG_KEPT = "delta.logRetentionDuration"
 _LOOKED_AFTER = "everloop.lookedAfterAt"
+_COMPACTED = "everloop.compactedAt"
 _TARGET_BYTES = 128 << 20
 _SMALL_FILES = 8
 """Fewer than this are left as they are: each compaction writes the last, half-full file anew."""
@@ -58,11 +60,12 @@ def upkeep(
         for name in SCHEMAS:
             _forget_past(Table(lake, name), settings, began if name in FENCED else began - 3600)
         return
+    fold(lake)
     pinned = _pinned(datasets, now - settings.reproducible_days * 86400) if datasets else {}
     for name in SCHEMAS:
         table = Table(lake, name)
         try:
-            _compact(table.snapshot)
+            _compact(table, now)
             _keep_log(table, settings)
             keep = [version for version in pinned.get(name, ()) if _readable(table.snapshot, version)]
             table.snapshot.vacuum(
@@ -90,10 +93,13 @@ def upkeep_if_due(
     return True
 
 
-def _compact(table: DeltaTable) -> None:
-    sizes = table.get_add_actions(flatten=True).column("size_bytes").to_pylist()
+def _compact(table: Table, now: float) -> None:
+    sizes = table.snapshot.get_add_actions(flatten=True).column("size_bytes").to_pylist()
     if sum(size < _TARGET_BYTES // 2 for size in sizes) >= _SMALL_FILES:
-        table.optimize.compact(target_size=_TARGET_BYTES, writer_properties=_WRITER)
+        # delta-rs 1.6 lets two compactions of the same files pass, and every row is there twice. A commit of metadata
+        # first: of two that are under way, the snapshot of one is older than the other's, and it is refused.
+        set_property(table, _COMPACTED, f"{now:.3f}")
+        table.snapshot.optimize.compact(target_size=_TARGET_BYTES, writer_properties=_WRITER)
 
 
 def _keep_log(table: Table, settings: LakeSettings) -> None:

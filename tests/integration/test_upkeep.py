@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 from ingest import commits
 from ingest import land as landing
+from ingest import upkeep as keeping
 from ingest.commits import commit, outlive, refresh
 from ingest.config import LakeSettings, LogSettings
 from ingest.lake import FEEDBACK, REJECTS, SCHEMAS, TURNS, open_table, read
@@ -74,6 +75,25 @@ def test_small_files_become_one_and_old_ones_go_after_their_grace(tmp_path: Path
     assert files(lake, TURNS) == 1
     upkeep(lake, LakeSettings(), time.time())
     assert names(lake) == before
+
+
+def test_two_compactions_at_once_leave_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lake = filled(tmp_path)
+    before = names(lake)
+    real = keeping.set_property
+    inner = []
+
+    def claim(table, name, value):
+        real(table, name, value)
+        if name == keeping._COMPACTED and not inner:
+            inner.append(True)
+            upkeep(lake, LakeSettings(), time.time())  # another one does all of it right here
+
+    monkeypatch.setattr(keeping, "set_property", claim)
+    upkeep(lake, LakeSettings(), time.time())
+    assert inner
+    assert names(lake) == before
+    assert read(lake, FEEDBACK).count_rows() == 12
 
 
 def test_versions_of_datasets_stay_while_they_may_be_frozen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
