@@ -1,248 +1,271 @@
-"""The log on Kafka: a pass from the saved offsets to where the topic ended when the pass began.
+"""The log on Kafka: a pass from the committed offsets to where the topic ended when the pass began.
 
-Offsets only bound what is read again; which events are new is decided by (spool id, sequence). A topic may differ from
-the spools in four ways: the same event twice (a forwarder was killed before it noted the acknowledgement), an event
-before its predecessor (one batch failed, the next did not), an event in several records, and less than the whole
-(retention).
-
-- at or below what was seen of its spool: dropped;
-- its predecessor was not seen: not given, and its partition's saved offset stays here until a later pass finds the hole
-  filled; the spool's watermark waits as well;
-- a part of an event: waits for the others, and the saved offset stays at the first of them;
-- the first of its spool in a partition whose head retention removed: given, for nothing older is left.
-
-Progress (offsets, watermarks) is a file beside the lake, saved once a batch is safe. Without it all is read again.
+Landers of one lake are a consumer group, so that they share the topic's partitions. Offsets only bound what is read
+again: which events are new is decided by (spool id, sequence) (`ingest.kafka_chain`), and whether they are in the lake
+by the lake itself. So an offset is committed only once all before it has landed, what a lander has read and not landed
+is forgotten when its partitions move, and one that comes back after it was given up for dead does no harm. The group's
+name has the lake's id: another lake begins at the topic's start.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from kafka import KafkaConsumer, TopicPartition
+from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata
 
 from ingest.config import LogSettings
 from ingest.contracts.events import Record
-from ingest.contracts.files import write_atomically
-from ingest.kafka_topic import EventPlace, Watermark, parse_headers
+from ingest.kafka_chain import Chain, Parts
+from ingest.kafka_topic import Watermark, parse_headers
+from ingest.lake import TURNS, open_table
 from ingest.log import BATCH_BYTES, BATCH_RECORDS, LogError
+from ingest.watermarks import Mark, Marks
 
 logger = logging.getLogger(__name__)
 
-_POLL_MS = 1000
-_SILENT_POLLS = 60
-"""Empty polls in a row, before the end, after which the broker counts as gone."""
-
-
-class Progress(msgspec.Struct):
-    """How far a lake has read a topic: the next offset of each partition, the newest watermark of each spool."""
-
-    topic: str
-    offsets: dict[int, int] = {}
-    watermarks: dict[str, tuple[float, bool]] = {}
-
-
-class Chain:
-    """Which records of which spools were seen: pure, and the whole of the deduplication."""
-
-    def __init__(self, after: Callable[[str], int]) -> None:
-        self._after = after
-        self._seen: dict[str, int] = {}
-        self.waiting: set[str] = set()
-        """Spools of which something is still to come."""
-
-    def seen(self, spool_id: str) -> int:
-        """The last sequence of the spool that was given, in this pass or before."""
-        return self._seen[spool_id] if spool_id in self._seen else self._after(spool_id)
-
-    def take(self, spool_id: str, place: EventPlace, headless: bool) -> bool | None:
-        """True: new; False: seen before; None: it came too early. `headless`: the partition's head is gone."""
-        first = spool_id not in self._seen
-        seen = self._seen.setdefault(spool_id, self._after(spool_id))
-        if place.sequence <= seen:
-            return False
-        if place.previous > seen and not (first and headless):
-            self.waiting.add(spool_id)
-            return None
-        self.waiting.discard(spool_id)
-        self._seen[spool_id] = place.sequence
-        return True
-
-
-class _Unfinished(msgspec.Struct):
-    """An event of which parts are missing: where its first one stands, and those that came."""
-
-    partition: int
-    offset: int
-    values: dict[int, bytes] = {}
-
-
-class Parts:
-    """Events that come in parts, as far as they have come, in whatever order: pure."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, dict[tuple[int, int], _Unfinished]] = {}
-
-    def join(self, spool_id: str, place: EventPlace, message: Any) -> tuple[bytes, int] | None:
-        """The whole event and the offset where it began, once no part is missing."""
-        found = self._open.setdefault(spool_id, {})
-        event = found.setdefault((place.sequence, place.parts), _Unfinished(message.partition, message.offset))
-        event.values[place.part] = message.value
-        if len(event.values) < place.parts:
-            return None
-        del found[place.sequence, place.parts]
-        return b"".join(event.values[part] for part in range(place.parts)), event.offset
-
-    def forget(self, spool_id: str, upto: int) -> None:
-        """Nothing of the spool up to this sequence is still to be given."""
-        left = {key: event for key, event in self._open.pop(spool_id, {}).items() if key[0] > upto}
-        if left:
-            self._open[spool_id] = left
-
-    def needed(self, partition: int) -> list[int]:
-        """The offsets of the partition where unfinished events begin."""
-        events = (event for found in self._open.values() for event in found.values())
-        return [event.offset for event in events if event.partition == partition]
+_POLL_MS = 500
+_SESSION_MS = 10_000
+"""A lander that says nothing for so long is given up for dead, and the others get its partitions."""
+_BATCH_MS = 120_000
+"""One batch may take so long to land; then its lander is given up as well."""
+_SILENT_SECONDS = 60.0
+"""No record before the end for so long: the broker counts as gone."""
 
 
 class KafkaLog:
     """A `LogReader` of a topic."""
 
-    lost = 0
-
     def __init__(self, settings: LogSettings, lake: Path | None) -> None:
-        progress = lake / "kafka-progress.json" if lake else None
+        """`lake`: whose landers share the topic; None reads all of it, and leaves no trace."""
         self._settings = settings
-        self._file = progress
-        self._progress = _load(settings.topic, progress)
+        self._lake = lake
+        self._marks = Marks(lake, settings.topic) if lake else None
+        self._partitions: set[int] = set()
+        self.lost = 0
 
     def batches(self, after: Callable[[str], int]) -> Iterator[list[Record]]:
         """See `LogReader`. Raises `LogError` where no broker answers or the topic does not exist."""
+        group = f"everloop-{open_table(self._lake, TURNS).metadata().id}" if self._lake else None
         try:
             consumer = KafkaConsumer(
                 bootstrap_servers=self._settings.bootstrap.split(","),
                 bootstrap_timeout_ms=10_000,
-                group_id=None,
+                group_id=group,
+                session_timeout_ms=_SESSION_MS,
+                max_poll_interval_ms=_BATCH_MS,
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
                 allow_auto_create_topics=False,
-                max_poll_records=BATCH_RECORDS,
                 fetch_max_bytes=BATCH_BYTES,
                 max_partition_fetch_bytes=self._settings.max_record_bytes,
             )
         except KafkaError as error:
             raise LogError(f"no Kafka broker answers at {self._settings.bootstrap}: {error}") from error
         try:
-            yield from self._read(consumer, Chain(after), Parts())
+            yield from self._read(consumer, after, group is not None)
         except KafkaError as error:
             raise LogError(f"topic {self._settings.topic} cannot be read: {error}") from error
         finally:
-            consumer.close()
+            consumer.close(autocommit=False)
 
     def watermark(self) -> float:
-        """See `LogReader`; 0 where no forwarder has said anything. Lost spools hold nothing back."""
-        marks = self._progress.watermarks.values()
-        newest = max((at for at, _ in marks), default=0.0)
-        living = [at for at, closed in marks if not closed and at > newest - self._settings.lost_after_seconds]
-        return min(living, default=newest)
+        """See `LogReader`; 0 where a partition has not been read to an end yet. Lost spools hold nothing back."""
+        if self._marks is None:
+            return 0.0
+        partitions, spools = self._marks.read()
+        read = [partitions[number].at if number in partitions else 0.0 for number in self._partitions]
+        newest = max((mark.at for mark in spools.values()), default=0.0)
+        lost = newest - self._settings.lost_after_seconds
+        living = [mark.at for mark in spools.values() if not mark.closed and mark.at > lost]
+        return min([*read, *living]) if living else min([*read, newest], default=0.0)
 
     def living(self) -> list[str]:
         """See `LogReader`."""
-        return [spool_id for spool_id, (_, closed) in self._progress.watermarks.items() if not closed]
+        spools = self._marks.read()[1] if self._marks else {}
+        return [spool_id for spool_id, mark in spools.items() if not mark.closed]
 
-    def _read(self, consumer: KafkaConsumer, chain: Chain, parts: Parts) -> Iterator[list[Record]]:
-        ends, headless = self._seek(consumer)
-        held: dict[int, int] = {}
-        silent = 0
-        batch: list[Record] = []
-        size = 0
-        while any(consumer.position(partition) < end for partition, end in ends.items()):
-            polled = consumer.poll(timeout_ms=_POLL_MS)
-            silent = 0 if polled else silent + 1
-            if silent > _SILENT_POLLS:
-                raise LogError(f"topic {self._settings.topic} gives no records before its end: is its broker up?")
-            for partition, messages in polled.items():
-                for message in messages:
-                    record = self._take(message, chain, parts, partition.partition in headless, held)
-                    if record is not None:
-                        batch.append(record)
-                        size += len(record.payload)
-            if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-                self._save(consumer, ends, held, parts)
-        if batch:
-            yield batch
-        if chain.waiting:
-            logger.warning("%d spools on topic %s wait for an earlier record", len(chain.waiting), self._settings.topic)
-        self._save(consumer, ends, held, parts)
-
-    def _seek(self, consumer: KafkaConsumer) -> tuple[dict[TopicPartition, int], set[int]]:
-        """Where each partition ends now, and the partitions whose next records retention has removed."""
-        numbers = consumer.partitions_for_topic(self._settings.topic)
-        if not numbers:
+    def _read(self, consumer: KafkaConsumer, after: Callable[[str], int], shared: bool) -> Iterator[list[Record]]:
+        began = time.time()
+        self._partitions = set(consumer.partitions_for_topic(self._settings.topic) or ())
+        if not self._partitions:
             raise LogError(f"Kafka has no topic {self._settings.topic}: start the forwarder, it makes one")
-        partitions = [TopicPartition(self._settings.topic, number) for number in sorted(numbers)]
-        consumer.assign(partitions)
-        begins, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
-        headless = set()
-        for partition in partitions:
-            saved = self._progress.offsets.get(partition.partition, 0)
-            if saved > ends[partition]:
-                logger.warning("topic %s ends before what was read of it: it was made anew", self._settings.topic)
-                saved = 0
-            if saved < begins[partition]:
-                headless.add(partition.partition)
-            consumer.seek(partition, max(saved, begins[partition]))
-        return ends, headless
+        every = [TopicPartition(self._settings.topic, number) for number in sorted(self._partitions)]
+        ends = consumer.end_offsets(every)
+        mine = _Mine(consumer, after, self._settings.lost_after_seconds)
+        if shared:
+            consumer.subscribe([self._settings.topic], listener=mine)
+        else:
+            consumer.assign(every)
+            consumer.seek_to_beginning(*every)
+            mine.on_partitions_assigned(every)
+        heard = time.monotonic()
+        while not mine.reached(ends):
+            polled = consumer.poll(timeout_ms=_POLL_MS, max_records=mine.room())
+            if mine.begin() or polled:
+                heard = time.monotonic()
+            elif time.monotonic() > heard + _SILENT_SECONDS + (0 if mine.joined else _BATCH_MS / 1000):
+                raise LogError(f"topic {self._settings.topic} gives no records before its end: is its broker up?")
+            for messages in polled.values():
+                for message in messages:
+                    mine.take(message)
+            if mine.full():
+                yield mine.batch
+                self._save(mine)
+        if mine.batch:
+            yield mine.batch
+        if mine.chain.waiting:
+            waiting = len(mine.chain.waiting)
+            logger.warning("%d spools on topic %s wait for an earlier record", waiting, self._settings.topic)
+        self._save(mine, {number: Mark(began, False) for number in mine.complete()})
 
-    def _take(self, message: Any, chain: Chain, parts: Parts, headless: bool, held: dict[int, int]) -> Record | None:
+    def _save(self, mine: "_Mine", complete: dict[int, Mark] | None = None) -> None:
+        """The batch has landed: its facts, then its offsets."""
+        if self._marks is not None:
+            self._marks.write(complete or {}, mine.marks, time.time())
+            mine.commit()
+        self.lost += mine.chain.lost
+        mine.saved()
+
+
+class _Mine(ConsumerRebalanceListener):
+    """The partitions that this lander has now, and what was read of them and has not landed yet."""
+
+    def __init__(self, consumer: KafkaConsumer, after: Callable[[str], int], lost_after: float) -> None:
+        self._consumer = consumer
+        self._after = after
+        self._lost_after = lost_after
+        self._largest = BATCH_BYTES // 16
+        self._moved = False
+        self.joined = False
+        self.batch: list[Record] = []
+        self.marks: dict[str, Mark] = {}
+        self._forget()
+
+    # -- which partitions
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        """What was read and not landed is read again, by whoever gets the partition."""
+        self._forget()
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        """From the committed offsets; `begin` has the rest, once the consumer may be asked again."""
+        self._forget()
+        self._moved = self.joined = True
+
+    def begin(self) -> bool:
+        """After a rebalance, before its records are taken: of which partitions is the head gone? Whether it was one."""
+        if not self._moved:
+            return False
+        self._moved = False
+        partitions = list(self._consumer.assignment())
+        begins, ends = self._consumer.beginning_offsets(partitions), self._consumer.end_offsets(partitions)
+        for partition in partitions:
+            number, at, since = partition.partition, *self._committed(partition)
+            if at > ends[partition]:
+                logger.error("topic %s ends before what was read of it: it was made anew", partition.topic)
+                self._headless.add(number)
+                at = begins[partition]
+            elif at < begins[partition]:
+                logger.error(
+                    "%d records of partition %d were removed before they were read", begins[partition] - at, number
+                )
+                self._headless.add(number)
+            elif since is not None:
+                self._waits[number] = (at, since)
+                if time.time() > since + self._lost_after:
+                    self._headless.add(number)
+            # The consumer's own position runs ahead: it counts what it holds and has not given yet.
+            self._next[number] = max(at, begins[partition])
+        return True
+
+    def _committed(self, partition: TopicPartition) -> tuple[int, float | None]:
+        """Where the group stands, and since when (Unix seconds) it waits there for an earlier record."""
+        if self._consumer.config["group_id"] is None:
+            return 0, None
+        found = self._consumer.committed(partition, metadata=True)
+        return (found.offset, float(found.metadata) if found.metadata else None) if found else (0, None)
+
+    def reached(self, ends: dict[TopicPartition, int]) -> bool:
+        """Whether all that is to be read of them was."""
+        mine = ((partition.partition, ends.get(partition, 0)) for partition in self._consumer.assignment())
+        return self.joined and not self._moved and all(self._next[number] >= end for number, end in mine)
+
+    def complete(self) -> list[int]:
+        """Partitions of which nothing waits."""
+        numbers = (partition.partition for partition in self._consumer.assignment())
+        return [number for number in numbers if number not in self._held and not self._parts.needed(number)]
+
+    # -- what was read
+
+    def take(self, message: Any) -> None:
+        """A record of the topic."""
+        self._next[message.partition] = message.offset + 1
         place = parse_headers(message.headers)
         if place is None or message.key is None:
             logger.warning(
                 "a record that no forwarder wrote: partition %d offset %d", message.partition, message.offset
             )
-            return None
+            return
         spool_id = message.key.decode()
         if isinstance(place, Watermark):
-            if spool_id not in chain.waiting:
-                self._progress.watermarks[spool_id] = (place.at, place.closed)
-            return None
+            if spool_id not in self.chain.waiting:
+                self.marks[spool_id] = Mark(place.at, place.closed)
+            return
         value, offset = message.value, message.offset
-        if place.parts > 1 and place.sequence > chain.seen(spool_id):
-            whole = parts.join(spool_id, place, message)
+        self._largest = max(len(value), self._largest * 15 // 16)
+        if place.parts > 1 and place.sequence > self.chain.seen(spool_id):
+            whole = self._parts.join(spool_id, place, message)
             if whole is None:
-                return None
+                return
             value, offset = whole
-        verdict = chain.take(spool_id, place, headless)
+        verdict = self.chain.take(spool_id, place, message.partition in self._headless)
         if verdict is None:
-            held[message.partition] = min(offset, held.get(message.partition, offset))
-        if not verdict:
-            return None
-        parts.forget(spool_id, place.sequence)
-        return Record(spool_id, place.sequence, value)
+            self._held[message.partition] = min(offset, self._held.get(message.partition, offset))
+        if verdict:
+            self._parts.forget(spool_id, place.sequence)
+            self.batch.append(Record(spool_id, place.sequence, value))
+            self._size += len(value)
 
-    def _save(
-        self, consumer: KafkaConsumer, ends: dict[TopicPartition, int], held: dict[int, int], parts: Parts
-    ) -> None:
-        for partition in ends:
-            number, position = partition.partition, consumer.position(partition)
-            self._progress.offsets[number] = min(held.get(number, position), *parts.needed(number), position)
-        newest = max((at for at, closed in self._progress.watermarks.values() if closed), default=0.0)
-        for spool_id, (at, closed) in list(self._progress.watermarks.items()):
-            if closed and at < newest:
-                del self._progress.watermarks[spool_id]
-        if self._file is not None:
-            write_atomically(self._file, msgspec.json.encode(self._progress))
+    def room(self) -> int:
+        """How many records to ask for: as many as fit a batch, were they as large as the largest lately."""
+        return max(1, min(BATCH_RECORDS, BATCH_BYTES // max(1, self._largest)))
 
+    def full(self) -> bool:
+        """Whether it is time to land."""
+        return len(self.batch) >= BATCH_RECORDS or self._size >= BATCH_BYTES
 
-def _load(topic: str, file: Path | None) -> Progress:
-    if file is None or not file.exists():
-        return Progress(topic)
-    try:
-        saved = msgspec.json.decode(file.read_bytes(), type=Progress)
-    except msgspec.MsgspecError as error:
-        raise LogError(f"{file}: {error}; remove it, then the topic is read again from its start") from error
-    return saved if saved.topic == topic else Progress(topic)
+    def commit(self) -> None:
+        """The offsets up to which all has landed."""
+        offsets = {}
+        for partition in self._consumer.assignment():
+            number = partition.partition
+            at = min([self._held.get(number, self._next[number]), *self._parts.needed(number), self._next[number]])
+            if number not in self._held:
+                self._waits.pop(number, None)
+            elif self._waits.get(number, (None, 0.0))[0] != at:
+                self._waits[number] = (at, time.time())
+            since = f"{self._waits[number][1]:.3f}" if number in self._waits else ""
+            offsets[partition] = OffsetAndMetadata(at, since, -1)
+        try:
+            self._consumer.commit(offsets)
+        except KafkaError as error:  # given up for dead meanwhile: others read from where they are
+            logger.info("offsets are not noted, and read again: %s", type(error).__name__)
+
+    def saved(self) -> None:
+        """The batch is safe."""
+        self.batch, self._size, self.marks, self.chain.lost = [], 0, {}, 0
+
+    def _forget(self) -> None:
+        self.chain, self._parts = Chain(self._after), Parts()
+        self.batch, self._size, self.marks = [], 0, {}
+        self._next: dict[int, int] = {}
+        """Partition → the offset after what was taken of it."""
+        self._waits: dict[int, tuple[int, float]] = {}
+        """Partition → an offset, and since when it waits there for an earlier record."""
+        self._held: dict[int, int] = {}
+        """Partition → the first offset that is to be read again."""
+        self._headless: set[int] = set()

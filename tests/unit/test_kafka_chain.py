@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ingest.kafka_log import Chain, Parts
+from ingest.kafka_chain import Chain, Parts
 from ingest.kafka_topic import (
     EventPlace,
     Watermark,

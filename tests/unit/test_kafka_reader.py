@@ -1,0 +1,147 @@
+"""What a lander keeps, commits and forgets of the partitions that it has: against a consumer that only says offsets."""
+
+import time
+from types import SimpleNamespace
+
+from kafka import TopicPartition
+from kafka.errors import CommitFailedError
+from kafka.structs import OffsetAndMetadata
+
+from ingest.kafka_log import _Mine
+from ingest.kafka_topic import EventPlace, Watermark, event_headers, watermark_headers
+from ingest.log import BATCH_BYTES, BATCH_RECORDS
+from ingest.watermarks import Mark
+
+ZERO = TopicPartition("t", 0)
+
+
+class Consumer:
+    """A group's consumer with one partition, of offsets `begin` to `end`."""
+
+    config = {"group_id": "group"}  # noqa: RUF012 - read only
+
+    def __init__(self, begin: int = 0, end: int = 1000) -> None:
+        self.begin, self.end = begin, end
+        self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.refuses = False
+
+    def assignment(self) -> set[TopicPartition]:
+        return {ZERO}
+
+    def beginning_offsets(self, partitions: list) -> dict:
+        return {ZERO: self.begin}
+
+    def end_offsets(self, partitions: list) -> dict:
+        return {ZERO: self.end}
+
+    def committed(self, partition: TopicPartition, metadata: bool) -> OffsetAndMetadata | None:
+        return self.offsets.get(partition)
+
+    def commit(self, offsets: dict) -> None:
+        if self.refuses:
+            raise CommitFailedError
+        self.offsets |= offsets
+
+
+def mine(consumer: Consumer, landed: int = 0, lost_after: float = 3600.0) -> _Mine:
+    """Right after its partitions were assigned."""
+    found = _Mine(consumer, lambda spool_id: landed, lost_after)
+    found.on_partitions_assigned([ZERO])
+    assert found.begin()
+    return found
+
+
+def event(offset: int, sequence: int, previous: int | None = None, size: int = 10) -> SimpleNamespace:
+    place = EventPlace(sequence, sequence - 1 if previous is None else previous)
+    return SimpleNamespace(partition=0, offset=offset, key=b"s", value=b"x" * size, headers=event_headers(place))
+
+
+def mark(offset: int, at: float) -> SimpleNamespace:
+    return SimpleNamespace(
+        partition=0, offset=offset, key=b"s", value=b"", headers=watermark_headers(Watermark(at, False))
+    )
+
+
+def test_an_offset_is_committed_only_up_to_what_was_taken():
+    consumer = Consumer(end=3)
+    reader = mine(consumer)
+    for message in (event(0, 1), event(1, 2), mark(2, 5.0)):
+        assert not reader.reached({ZERO: 3})
+        reader.take(message)
+    assert reader.reached({ZERO: 3})
+    assert reader.complete() == [0]
+    assert (len(reader.batch), reader.marks) == (2, {"s": Mark(5.0, False)})
+    reader.commit()
+    assert consumer.offsets[ZERO].offset == 3
+
+
+def test_partitions_that_move_take_what_was_not_landed_with_them():
+    consumer = Consumer()
+    reader = mine(consumer)
+    reader.take(event(0, 1))
+    reader.on_partitions_revoked([ZERO])
+    assert (reader.batch, reader.marks) == ([], {})
+    reader.on_partitions_assigned([ZERO])
+    reader.begin()
+    reader.take(event(0, 1))
+    assert len(reader.batch) == 1, "read again from the committed offset"
+
+
+def test_one_that_was_given_up_for_dead_commits_no_offset_and_goes_on():
+    consumer = Consumer()
+    consumer.refuses = True
+    reader = mine(consumer)
+    reader.take(event(0, 1))
+    reader.commit()
+    assert consumer.offsets == {}
+
+
+def test_what_waits_is_read_again_and_its_watermark_waits_too():
+    consumer = Consumer()
+    reader = mine(consumer)
+    for message in (event(0, 1), event(1, 3, previous=2), mark(2, 5.0)):
+        reader.take(message)
+    assert (len(reader.batch), reader.marks, reader.complete()) == (1, {}, [])
+    reader.commit()
+    assert consumer.offsets[ZERO].offset == 1
+    first = float(consumer.offsets[ZERO].metadata)
+    again = mine(consumer, landed=1)
+    again.take(event(1, 3, previous=2))
+    again.commit()
+    assert float(consumer.offsets[ZERO].metadata) == first, "since when it waits outlives its lander"
+    filled = mine(consumer, landed=1)
+    for message in (event(1, 3, previous=2), event(2, 2), event(3, 3)):
+        filled.take(message)
+    assert [record.sequence for record in filled.batch] == [2, 3]
+
+
+def test_what_waits_too_long_is_counted_as_lost_and_the_rest_goes_on():
+    consumer = Consumer()
+    consumer.offsets[ZERO] = OffsetAndMetadata(1, f"{time.time() - 100:.3f}", -1)
+    patient = mine(consumer, landed=1, lost_after=3600.0)
+    patient.take(event(1, 5, previous=4))
+    assert (patient.batch, patient.chain.lost) == ([], 0)
+    reader = mine(consumer, landed=1, lost_after=60.0)
+    for message in (event(1, 5, previous=4), event(2, 6)):
+        reader.take(message)
+    assert ([record.sequence for record in reader.batch], reader.chain.lost) == ([5, 6], 3)
+    reader.commit()
+    assert consumer.offsets[ZERO] == OffsetAndMetadata(3, "", -1)
+
+
+def test_a_head_that_was_removed_or_a_topic_made_anew_is_told_by_the_committed_offset():
+    for consumer in (Consumer(begin=40), Consumer(begin=0, end=10)):
+        consumer.offsets[ZERO] = OffsetAndMetadata(20, "", -1)
+        reader = mine(consumer)
+        reader.take(event(consumer.begin, 41, previous=40))
+        assert (len(reader.batch), reader.chain.lost) == (1, 40)
+
+
+def test_a_poll_asks_for_no_more_than_a_batch_of_the_largest_records_lately():
+    reader = mine(Consumer())
+    assert reader.room() * (8 << 20) <= 4 * BATCH_BYTES, "nothing is known of their size yet"
+    for offset in range(500):
+        reader.take(event(offset, offset + 1))
+    assert reader.room() == BATCH_RECORDS
+    reader.take(event(500, 501, size=8 << 20))
+    assert reader.room() == BATCH_BYTES // (8 << 20)
