@@ -20,13 +20,14 @@ from ingest.contracts.fleet import ENGINE_TRANSITIONS
 from ingest.contracts.rollout import TRANSITIONS
 from ingest.contracts.turn import Turn
 from ingest.contracts.verdict import Verdict
+from ingest.receipts import RECEIPT_TRANSITIONS, Receipt
 from pipelines.config import Config
 from pipelines.config.reference import render
 from pipelines.records import RUN_TRANSITIONS, STAGE_TRANSITIONS
 from serving.gateway.openapi import document
 
 DOCS = Path(__file__).resolve().parent
-SCHEMAS = (Turn, Feedback, Erasure, DatasetManifest, CheckpointManifest, Verdict)
+SCHEMAS = (Turn, Feedback, Erasure, DatasetManifest, CheckpointManifest, Verdict, Receipt)
 State = TypeVar("State", bound=StrEnum)
 
 
@@ -43,6 +44,7 @@ def states() -> str:
         ("An engine", "ingest/contracts/fleet.py", ENGINE_TRANSITIONS),
         ("A run of the loop", "pipelines/records.py", RUN_TRANSITIONS),
         ("A stage of a run", "pipelines/records.py", STAGE_TRANSITIONS),
+        ("A receipt of what is to be forgotten", "ingest/receipts.py", RECEIPT_TRANSITIONS),
     ]
     parts = ["# State machines", "Drawn by `python -m docs.generate` from the tables that the code obeys."]
     for title, source, table in machines:

@@ -39,6 +39,9 @@ def refreeze(manifest: DatasetManifest, *, lake: Path, datasets: Path, into: Pat
     manifest's. Raises `NotReproducible` where something is missing, or the digest is another."""
     if manifest.watermark is None:
         raise NotReproducible(manifest.dataset_id, ("its manifest, of schema 1, does not name what it was made from",))
+    if manifest.erased:
+        rows = sum(succession.rows for succession in manifest.erased)
+        raise NotReproducible(manifest.dataset_id, (f"erasures took {rows} of its rows",))
     missing = [*_lost_versions(lake, manifest), *_lost_datasets(datasets, manifest)]
     attribution, rewards, unread = _settings(manifest)
     if missing or unread or attribution is None or rewards is None:

@@ -76,7 +76,7 @@ def versions(home: Home, policy: str) -> list[dict]:
     """The policy's versions in the registry, the newest first."""
     from promotion import registry
 
-    found = registry.versions(mlflow=_mlflow(home), policy=policy, checkpoints=home.checkpoints)
+    found = registry.versions(mlflow=mlflow_url(home), policy=policy, checkpoints=home.checkpoints)
     return [asdict(version) for version in found]
 
 
@@ -84,7 +84,7 @@ def promote(home: Home, policy: str, checkpoint: str, override: str | None) -> N
     """Moves the alias `champion`; raises where the version may not serve and no reason overrides that."""
     from promotion import registry
 
-    where = _mlflow(home)
+    where = mlflow_url(home)
     registry.promote(
         mlflow=where, checkpoints=home.checkpoints, policy=policy, checkpoint_id=checkpoint, override=override
     )
@@ -94,14 +94,14 @@ def rollback(home: Home, policy: str, to: str | None) -> str:
     """Moves the alias back to `to`, or to what served last before; the checkpoint's id."""
     from promotion import registry
 
-    where = _mlflow(home)
+    where = mlflow_url(home)
     if to is None:
         return registry.rollback(mlflow=where, checkpoints=home.checkpoints, policy=policy)
     registry.promote(mlflow=where, checkpoints=home.checkpoints, policy=policy, checkpoint_id=to)
     return to
 
 
-def _mlflow(home: Home) -> str:
+def mlflow_url(home: Home) -> str:
     """Its address; raises at once where it does not answer: MLflow's own client would try for minutes."""
     url = addresses.load(home).mlflow
     try:

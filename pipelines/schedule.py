@@ -29,6 +29,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from ingest.contracts.process_logs import structured
 from pipelines.config import Config, ScheduleConfig, load
 from pipelines.errors import PipelineError, RunBusy
+from pipelines.forgetting import Forgetting
 from pipelines.home import Home
 from pipelines.lease import Lease
 from pipelines.local import Loop
@@ -38,6 +39,8 @@ from pipelines.workers import FAMILIES
 
 LEASE = "scheduler"
 LEASE_SECONDS = 15.0
+FORGET_SECONDS = 300
+"""Between two looks at what is to be forgotten: it waits for spools, and for Kafka's retention of days."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,15 @@ def look(config_path: str, policy: str, min_turns: int | None = None, asked: boo
         log.info("%s", busy)
     except PipelineError as error:
         log.error("policy %s: the run could not be taken up: %s", policy, error)
+
+
+def forget(config_path: str) -> None:
+    """The job: takes up the receipts of what is to be forgotten, as far as they go now."""
+    loop = loop_of(config_path)
+    if not loop.home.receipts.exists():
+        return
+    for receipt in Forgetting(loop.config, loop.home, loop.workers).look():
+        log.info("receipt %s is %s: %s", receipt.receipt_id, receipt.state, receipt.waits or "nothing is waited for")
 
 
 def trigger_of(settings: ScheduleConfig) -> BaseTrigger | None:
@@ -139,6 +151,14 @@ def serve(config_path: Path, stop: threading.Event) -> int:
     scheduler = build(config, config_path, home.database)
     scheduler.start(paused=True)
     sync_jobs(scheduler, config, config_path)
+    scheduler.add_job(
+        "pipelines.schedule:forget",
+        IntervalTrigger(seconds=FORGET_SECONDS, timezone=UTC),
+        args=[str(config_path)],
+        id="forget",
+        next_run_time=datetime.now(UTC),
+        replace_existing=True,
+    )
     resume = [name for name in config.policies if _was_cut(loop, name)]
     scheduler.resume()
     for policy in resume:

@@ -13,6 +13,7 @@ TAG_VERDICT_DIGEST = "everloop.verdict_digest"
 TAG_EVALUATION_RUN = "everloop.evaluation_run"
 TAG_OVERRIDE = "everloop.override"
 TAG_REFUSED = "everloop.refused"
+TAG_ERASED = "everloop.erased"
 
 _SCHEME = "everloop:/"
 

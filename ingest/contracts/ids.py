@@ -6,9 +6,13 @@ secret), so that nothing on the log names a person, and nobody without the secre
 """
 
 import hashlib
+import re
 import secrets
 
 _TURN_PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "messages": "msg_"}
+
+ID = re.compile(rb"(?:" + "|".join(_TURN_PREFIX.values()).encode() + rb")?[0-9a-f]{32}")
+"""The id of a turn, or a keyed hash, in a text."""
 
 
 def new_turn_id(dialect: str) -> str:

@@ -7,6 +7,7 @@ sentence on standard error, exit code 1; wrong usage is exit code 2; `--json` wh
 - `registry`: versions, promote, rollback - `keys`, `log`, `kafka`, `config`
 - `dataset`: what the trainer reads      - `rewards`: why a turn got the one it has
 - `subjects`: who opted out of training
+- `trace`: what was learned from what    - `forget`: who is removed for ever, and the receipts
 - `processes`: gateway, control, engine, simulate, demo: as `python -m …`, with its own options
 """
 
@@ -16,7 +17,21 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli import config, dataset, kafka, keys, log, loop, processes, registry, rewards, stack, subjects
+from pipelines.cli import (
+    config,
+    dataset,
+    forget,
+    kafka,
+    keys,
+    log,
+    loop,
+    processes,
+    registry,
+    rewards,
+    stack,
+    subjects,
+    trace,
+)
 from pipelines.cli.output import sentence
 
 app = typer.Typer(
@@ -30,10 +45,12 @@ app = typer.Typer(
 stack.add_to(app)
 loop.add_to(app)
 registry.add_to(app)
+trace.add_to(app)
 app.add_typer(keys.app, name="keys", help="API keys: create, list, revoke.")
 app.add_typer(subjects.app, name="subjects", help="End users who opted out of training: opt-out, opt-in, list.")
 app.add_typer(rewards.app, name="rewards", help="Rewards of turns: explain.")
 app.add_typer(dataset.app, name="dataset", help="Datasets: list, show, diff, rows, refreeze; suites of the gate.")
+app.add_typer(forget.app, name="forget", help="Remove an end user or a session for ever; status: the receipts.")
 app.add_typer(log.app, name="log", help="The event log: tail, count.")
 app.add_typer(kafka.app, name="kafka", help="A Kafka broker on this machine, for development: up, down.")
 app.add_typer(config.app, name="config", help="The configuration: check, reference.")

@@ -1,0 +1,277 @@
+"""Lineage, both ways: from a checkpoint to the turns that it learned from, and from a turn to what learned from it.
+
+Nothing is kept for it: manifests name datasets, datasets name lake versions, places on the log and turns, checkpoints
+name datasets and parents. Pure over folders and the lake; times are Unix seconds. What an erasure took is counted, not
+named.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow.compute as pc
+
+from ingest.config import AttributionSettings, RewardSettings
+from ingest.contracts.checkpoint import CheckpointManifest
+from ingest.contracts.dataset import DatasetManifest
+from ingest.contracts.files import read_manifest
+from ingest.contracts.rollout import Rollout
+from ingest.contracts.verdict import Verdict
+from ingest.lake import ERASURES, FEEDBACK, TURNS, read
+
+_MANIFEST, _VERDICT, _ROLLOUT = "manifest.json", "verdict.json", "rollout.json"
+
+
+class TraceError(Exception):
+    """There is nothing of this id: says where it was looked for."""
+
+
+class TurnPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn of a dataset, and where it stands on the log; the place is None once the lake has let go of it."""
+
+    turn_id: str
+    sample: int
+    feedback_revision: int
+    spool_id: str | None = None
+    sequence: int | None = None
+
+
+class DatasetTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dataset was made of. `erased`: rows that erasures took out of it since."""
+
+    dataset_id: str
+    policy: str
+    cut_at: float
+    rows_sha256: str
+    erased: int
+    lake_versions: dict[str, int]
+    log_ranges: dict[str, tuple[int, int]]
+    """Spool id → first and last sequence of its turns."""
+    turns: tuple[TurnPlace, ...]
+
+
+class CheckpointTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint on its way from and to others. `dataset` is None for an imported model, and for ancestors."""
+
+    checkpoint_id: str
+    policy: str
+    kind: str
+    created_at: float
+    dataset_id: str | None
+    verdict: str | None = None
+    """Decision, and against whom."""
+    rollout: str | None = None
+    """State, since when, and why."""
+    rollout_at: float | None = None
+    learned: bool = True
+    """False for one that only descends from a checkpoint that did."""
+    dataset: DatasetTrace | None = None
+    ancestors: tuple["CheckpointTrace", ...] = ()
+    """The parent, its parent, …"""
+
+
+class SignalTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """One signal about a turn or its session, and what came of it (`ingest.rewards.Contribution`)."""
+
+    feedback_id: str
+    kind: str
+    source: str
+    target: str
+    received_at: float
+    status: str
+
+
+class TurnTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample of a turn, and everything that came of it."""
+
+    turn_id: str
+    sample: int
+    policy: str
+    session_id: str
+    key_id: str
+    arm: str
+    engine_id: str
+    versions: tuple[str, ...]
+    finish: str
+    finished_at: float
+    spool_id: str
+    sequence: int
+    landed_at: float
+    state: str
+    reward: float | None
+    signals: tuple[SignalTrace, ...]
+    datasets: tuple[str, ...]
+    checkpoints: tuple[CheckpointTrace, ...]
+    """Those that learned from it, and their descendants."""
+
+
+def trace_checkpoint(
+    checkpoint_id: str, policy: str | None, *, lake: Path, datasets: Path, checkpoints: Path
+) -> CheckpointTrace:
+    """From a checkpoint to its turns. Where several policies have the id, `policy` says which. Raises `TraceError`."""
+    found = [path.parent for path in checkpoints.glob(f"{policy or '*'}/{checkpoint_id}/{_MANIFEST}")]
+    if not found:
+        raise TraceError(f'there is no checkpoint "{checkpoint_id}" below {checkpoints}')
+    if len(found) > 1:
+        policies = ", ".join(sorted(folder.parent.name for folder in found))
+        raise TraceError(f'several policies have a checkpoint "{checkpoint_id}": name one of {policies}')
+    [folder] = found
+    own = _checkpoint(folder)
+    dataset = None
+    if own.dataset_id is not None:
+        dataset = _dataset(datasets / own.policy / own.dataset_id, lake)
+    ancestors = tuple(_checkpoint(folder.parent / name) for name in _ancestors(folder))
+    return msgspec.structs.replace(own, dataset=dataset, ancestors=ancestors)
+
+
+def trace_turn(
+    turn_id: str,
+    *,
+    lake: Path,
+    datasets: Path,
+    checkpoints: Path,
+    settings: dict[str, tuple[AttributionSettings, RewardSettings]],
+    now: float,
+    watermark: float,
+) -> list[TurnTrace]:
+    """From a turn, each of its samples, to what came of it, as of `now`. `settings` are those of each policy.
+
+    Raises `TraceError`.
+    """
+    columns = ["turn_id", "sample", "policy", "session_id", "key_id", "arm", "engine_id", "weight_versions", "finish"]
+    columns += ["finished_at", "spool_id", "sequence", "landed_at"]
+    rows = read(lake, TURNS).to_table(columns=columns, filter=pc.field("turn_id") == turn_id).to_pylist()
+    if not rows:
+        raise TraceError(f'there is no turn "{turn_id}" in the lake: not landed yet, erased, or never recorded')
+    policy, session = rows[0]["policy"], rows[0]["session_id"]
+    states, signals = _judged(lake, policy, turn_id, session, settings.get(policy), now, watermark)
+    named = tuple(_datasets_of(datasets / policy, turn_id))
+    learned = learned_from(checkpoints, {(policy, name) for name in named})
+    direct = [_checkpoint(checkpoints / name) for name in learned]
+    known = tuple(msgspec.structs.replace(c, learned=c.dataset_id in named) for c in direct)
+    return [
+        TurnTrace(
+            **{name: row[name] for name in columns if name != "weight_versions"},
+            versions=tuple(dict.fromkeys(span["version"] for span in row["weight_versions"])),
+            state=states.get(row["sample"], ("unknown", None))[0],
+            reward=states.get(row["sample"], ("unknown", None))[1],
+            signals=tuple(signals.get(row["sample"], ())),
+            datasets=named,
+            checkpoints=known,
+        )
+        for row in sorted(rows, key=lambda row: row["sample"])
+    ]
+
+
+def learned_from(checkpoints: Path, datasets: Collection[tuple[str, str]]) -> list[str]:
+    """`policy/checkpoint` of each that was trained on one of these (policy, dataset), or descends from one that was."""
+    if not datasets:
+        return []
+    found: list[str] = []
+    for policy in sorted({policy for policy, _ in datasets}):
+        manifests = {
+            path.parent.name: read_manifest(path.parent, CheckpointManifest)
+            for path in (checkpoints / policy).glob(f"*/{_MANIFEST}")
+        }
+        reached = {name for name, manifest in manifests.items() if (policy, manifest.dataset_id) in datasets}
+        before: set[str] = set()
+        while reached != before:
+            before = set(reached)
+            reached |= {name for name, manifest in manifests.items() if manifest.parent in before}
+        found += [f"{policy}/{name}" for name in sorted(reached)]
+    return found
+
+
+def _checkpoint(folder: Path) -> CheckpointTrace:
+    manifest = read_manifest(folder, CheckpointManifest)
+    verdict = read_manifest(folder, Verdict, _VERDICT) if (folder / _VERDICT).exists() else None
+    rollout = read_manifest(folder, Rollout, _ROLLOUT) if (folder / _ROLLOUT).exists() else None
+    return CheckpointTrace(
+        checkpoint_id=manifest.checkpoint_id,
+        policy=manifest.policy,
+        kind=manifest.kind,
+        created_at=manifest.created_at,
+        dataset_id=manifest.dataset_id,
+        verdict=f"{verdict.decision} against {verdict.champion}" if verdict else None,
+        rollout=f"{rollout.state}: {rollout.reason}" if rollout else None,
+        rollout_at=rollout.updated_at if rollout else None,
+    )
+
+
+def _ancestors(folder: Path) -> Iterator[str]:
+    """Ids of the parent, its parent and so on, as far as their folders are there."""
+    seen = {folder.name}
+    while (parent := read_manifest(folder, CheckpointManifest).parent) is not None and parent not in seen:
+        folder = folder.parent / parent
+        if not (folder / _MANIFEST).exists():
+            return
+        seen.add(parent)
+        yield parent
+
+
+def _dataset(folder: Path, lake: Path) -> DatasetTrace:
+    if not (folder / _MANIFEST).exists():
+        raise TraceError(f"its dataset {folder} is gone: it was removed by hand")
+    manifest = read_manifest(folder, DatasetManifest)
+    ids = sorted({turn_id for turn_id, _, _ in manifest.pairs})
+    rows = read(lake, TURNS).to_table(
+        columns=["turn_id", "sample", "spool_id", "sequence"], filter=pc.field("turn_id").isin(ids)
+    )
+    places = {(row["turn_id"], row["sample"]): (row["spool_id"], row["sequence"]) for row in rows.to_pylist()}
+    return DatasetTrace(
+        dataset_id=manifest.dataset_id,
+        policy=manifest.policy,
+        cut_at=manifest.cut_at,
+        rows_sha256=manifest.rows.sha256,
+        erased=sum(succession.rows for succession in manifest.erased),
+        lake_versions=manifest.lake_versions,
+        log_ranges=manifest.log_ranges,
+        turns=tuple(_place(pair, places.get(pair[:2])) for pair in manifest.pairs),
+    )
+
+
+def _place(pair: tuple[str, int, int], place: tuple[str, int] | None) -> TurnPlace:
+    spool_id, sequence = place or (None, None)
+    return TurnPlace(turn_id=pair[0], sample=pair[1], feedback_revision=pair[2], spool_id=spool_id, sequence=sequence)
+
+
+def _datasets_of(folder: Path, turn_id: str) -> Iterator[str]:
+    """Ids of the accepted datasets with a row of this turn. Only manifests in which its bytes occur are decoded."""
+    for path in sorted(folder.glob(f"*/{_MANIFEST}")):
+        if turn_id.encode() in path.read_bytes() and any(
+            pair[0] == turn_id for pair in read_manifest(path.parent, DatasetManifest).pairs
+        ):
+            yield path.parent.name
+
+
+def _judged(
+    lake: Path,
+    policy: str,
+    turn_id: str,
+    session_id: str,
+    settings: tuple[AttributionSettings, RewardSettings] | None,
+    now: float,
+    watermark: float,
+) -> tuple[dict[int, tuple[str, float | None]], dict[int, list[SignalTrace]]]:
+    """State and reward of each sample, and its signals. Both need only the turn's own session."""
+    if settings is None:  # a policy that the configuration no longer has
+        return {}, {}
+    from ingest.attribution import Cut, joined
+
+    turns = read(lake, TURNS).to_table(filter=(pc.field("session_id") == session_id) & (pc.field("policy") == policy))
+    names = sorted({*turns["turn_id"].to_pylist(), session_id})
+    about = read(lake, FEEDBACK).to_table(filter=pc.field("target_id").isin(names))
+    tables = {TURNS: turns, FEEDBACK: about, ERASURES: read(lake, ERASURES)}
+    with joined(tables, policy, *settings, Cut(now, watermark), ()) as join:
+        mine = {"turn_id": turn_id}
+        states = join.execute("SELECT sample, state, reward FROM attributed WHERE turn_id = $turn_id", mine).fetchall()
+        rows = join.execute(
+            "SELECT sample, feedback_id, kind, source, target, received_at, status FROM signal"
+            " WHERE turn_id = $turn_id ORDER BY received_at, feedback_id, status",
+            mine,
+        ).fetchall()
+    signals: dict[int, list[SignalTrace]] = {}
+    for sample, *values in rows:
+        fields = dict(zip(SignalTrace.__struct_fields__, values, strict=True))
+        signals.setdefault(sample, []).append(SignalTrace(**fields))
+    return {sample: (state, reward) for sample, state, reward in states}, signals

@@ -1,0 +1,100 @@
+"""`everloop forget`: somebody, or a conversation, removed from everywhere; and the receipts of it."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, when
+
+if TYPE_CHECKING:
+    from ingest.receipts import Receipt
+
+app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
+
+_PATIENCE = 20.0
+"""Seconds to wait for gateways to seal what they are writing: they do so every two seconds."""
+
+
+@app.callback()
+def forget(
+    context: typer.Context,
+    subject: Annotated[str | None, typer.Option(help="An end user, as the application names it.")] = None,
+    session: Annotated[str | None, typer.Option(help="A session, as the application names it.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove an end user, or a session, from log, lake, datasets and reports, for ever.
+
+    Its receipt is complete once nothing holds it any more; until then the scheduler goes on with it.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if (subject is None) == (session is None):
+        raise typer.BadParameter("name one of --subject and --session")
+    target, name = ("subject", subject) if subject is not None else ("session", session)
+    if not yes:
+        typer.confirm(f"Remove this {target} for ever?", abort=True, err=True)
+
+    from ingest.contracts.ids import keyed_hash
+    from pipelines.cli.parts import open_home
+    from pipelines.forgetting import Forgetting
+    from pipelines.local import workers_of
+    from pipelines.stack import addresses, secrets
+
+    found, home = open_home(config)
+    addresses.load(home)  # it raises where nothing ever ran
+    kept = secrets.load_or_create(home.run / "secrets.json")
+    workers = workers_of(found, home)
+    try:
+        forgetting = Forgetting(found, home, workers)
+        asked = forgetting.receipts.request(target, keyed_hash(bytes.fromhex(kept.hash_secret), target, name or ""))
+        forgetting.look(_PATIENCE)
+        _show([forgetting.receipts.get(asked.receipt_id)], as_json, one=True)
+    finally:
+        workers.close()
+
+
+@app.command()
+def status(
+    receipt: Annotated[str | None, typer.Argument(help="One receipt, with all that it says.")] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """List the receipts, the newest first; or show one."""
+    from ingest.receipts import Receipts
+    from pipelines.cli.parts import open_home
+
+    home = open_home(config)[1]
+    book = Receipts(home.receipts) if home.receipts.exists() or receipt else None
+    found = [book.get(receipt)] if book and receipt else book.every() if book else []
+    _show(found, as_json, one=receipt is not None)
+
+
+def _show(found: "list[Receipt]", as_json: bool, one: bool) -> None:
+    import msgspec
+
+    if as_json:
+        values: Any = [msgspec.to_builtins(receipt) for receipt in found]
+        print_json(values[0] if one else values)
+        return
+    if one:
+        [receipt] = found
+        removed = ", ".join(f"{count} {name}" for name, count in receipt.removed.items()) or "nothing"
+        rows = [
+            ("receipt", receipt.receipt_id),
+            ("target", receipt.target),
+            ("state", receipt.state),
+            ("requested", when(receipt.requested_at)),
+            ("completed", when(receipt.completed_at)),
+            ("waits for", receipt.waits),
+            ("removed", removed),
+            ("checkpoints that learned from it", ", ".join(receipt.checkpoints) or "none"),
+        ]
+        print_table(("", ""), rows)
+        return
+    columns = ("receipt", "target", "state", "requested", "completed", "waits for")
+    print_table(
+        columns,
+        ((r.receipt_id, r.target, r.state, when(r.requested_at), when(r.completed_at), r.waits) for r in found),
+    )

@@ -1,0 +1,17 @@
+"""What a search for somebody who was forgotten looks like: every file below a folder, as it lies and as it is read."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+
+def mentions(root: Path, words: Collection[str]) -> set[tuple[str, str]]:
+    """(file, word) of each of these words in a file below `root`: in its bytes, or in what Parquet packs."""
+    found = set()
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        seen = path.read_bytes()
+        if seen[:4] == b"PAR1":
+            seen += repr(pq.read_table(path, partitioning=None).to_pylist()).encode()
+        found |= {(path.relative_to(root).as_posix(), word) for word in words if word.encode() in seen}
+    return found
