@@ -7,6 +7,8 @@ control, the order of a shutdown. What is here beside:
   rest of a body that was answered before it had come.
 - So are connections in number, for nobody needs a key to open one, and engines and the spool need files, too. At the
   most, the one that has been without a request for longest makes room for a new one; one with a request never does.
+- So are requests that wait behind one that is being answered: the last of them ends the connection, and what comes
+  after it is not read. Bytes of a few requests become many objects, and no key is known of those either.
 - What the parser refuses (lengths that contradict each other, bad chunks, what is no HTTP) is answered as the formats'
   clients read errors, and the connection is closed: nothing after it could be trusted.
 - What stands between a body's chunks, or after them, is bounded like a head, and not read.
@@ -15,6 +17,7 @@ control, the order of a shutdown. What is here beside:
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from urllib.parse import unquote
 
@@ -27,7 +30,13 @@ from serving.gateway.errors import BadRequest, BodyTimeout, GatewayError, HeadTo
 from serving.gateway.exchange import Application, Exchange
 
 HEAD_BYTES = 64 << 10
+MOST_WAITING = 8
+"""Requests that wait on one connection. Clients that send the next before an answer has come are few."""
 _OFFERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
+
+
+class _EnoughError(Exception):
+    """Stops the parser."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -39,6 +48,7 @@ class Protocol(HttpToolsProtocol):
     idle: dict["Protocol", None]
     """Those of one server that have no request, whether or not one has begun to come: the longest first."""
     refused: Callable[[str], None]
+    pipeline: deque[tuple[Exchange, Application]]  # type: ignore[assignment]
     cycle: Exchange | None  # type: ignore[assignment]
     """The request that is being read, or was last."""
     app: Application
@@ -53,6 +63,8 @@ class Protocol(HttpToolsProtocol):
         self._between_bytes = 0
         """Of chunks' extensions and trailers, since a body's bytes came last."""
         self._body_came = False
+        self._reads_on = True
+        """Whether another request may begin to come."""
         self._await_head()
         if len(self.connections) > self.most and not self._found_room():
             self._refuse_for_room()
@@ -84,7 +96,7 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         head, self._body_came = self._head_timer, False
-        in_body = not self._head_begun and self.cycle is not None and self.cycle.more_body
+        in_body = self._in_body
         while data:
             try:
                 self.parser.feed_data(data)
@@ -92,6 +104,8 @@ class Protocol(HttpToolsProtocol):
                 data = self._without_offer(data[offer.args[0] :])
                 continue
             except httptools.HttpParserError:
+                if not self._reads_on and not self._in_body:
+                    return
                 self._refuse(BadRequest("This is not a well-formed HTTP/1.1 request."))
                 return
             break
@@ -109,7 +123,13 @@ class Protocol(HttpToolsProtocol):
             if self._between_bytes > HEAD_BYTES:
                 self._refuse(HeadTooLarge(f"What stands beside a body's chunks is above {HEAD_BYTES} bytes."))
 
+    @property
+    def _in_body(self) -> bool:
+        return not self._head_begun and self.cycle is not None and self.cycle.more_body
+
     def on_message_begin(self) -> None:
+        if not self._reads_on:
+            raise _EnoughError
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -136,7 +156,10 @@ class Protocol(HttpToolsProtocol):
             self._start_asgi_task(self.cycle, self.app)
         else:  # it waits for the answer of the one before it
             self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))  # type: ignore[arg-type]
+            self.pipeline.appendleft((self.cycle, self.app))
+            if len(self.pipeline) == MOST_WAITING:
+                self.cycle.last()
+                self._reads_on = False
 
     def _start_asgi_task(self, cycle: Exchange, app: Application) -> None:  # type: ignore[override]
         self._answering = cycle

@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from serving.gateway.exchange import Exchange
-from serving.gateway.protocol import HEAD_BYTES, Protocol, bounded
+from serving.gateway.protocol import HEAD_BYTES, MOST_WAITING, Protocol, bounded
 from tests.wires import Wire
 
 ASKED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -166,9 +166,33 @@ async def test_many_offers_of_another_protocol_in_one_packet_are_answered_one_by
     app.may_end.set()
     offer = b"GET /health HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n\r\n"
     protocol.data_received(offer * 1000)
-    for _ in range(1000):
+    for _ in range(MOST_WAITING):
         await settle()
-    assert wire.written.count(b"abcd") == 1000
+    assert (wire.written.count(b"abcd"), wire.closed) == (1 + MOST_WAITING, True)
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("more", [ASKED * 1000, b"garbage", ASKED[:9]])
+async def test_of_requests_that_wait_the_last_ends_the_connection_and_no_more_are_read(more: bytes) -> None:
+    app, protocol, wire = await connected()
+    with_body = b"POST /v1/feedback HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
+    protocol.data_received(ASKED * MOST_WAITING + with_body)
+    protocol.data_received(b"ab" + more)
+    protocol.data_received(more)
+    assert (len(protocol.pipeline), app.refused, wire.closed) == (MOST_WAITING, [], False)
+    app.may_end.set()
+    for _ in range(MOST_WAITING):
+        await settle()
+        protocol.data_received(more)
+    assert (wire.written.count(b"abcd"), wire.closed, app.refused) == (1 + MOST_WAITING, True, [])
+    assert wire.written.count(b"connection: close") == 1
+    protocol.connection_lost(None)
+
+
+async def test_garbage_in_the_body_of_the_last_request_that_waits_is_refused() -> None:
+    app, protocol, wire = await connected()
+    protocol.data_received(ASKED * MOST_WAITING + b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+    assert (app.refused, wire.closed) == (["invalid_request"], True)
     protocol.connection_lost(None)
 
 
