@@ -21,7 +21,8 @@ class EventStream:
     def __init__(self, terminal: tuple[bytes, ...]) -> None:
         self._terminal = _spellings(*terminal)
         self._names = (*(line.partition(b": ")[2] for line in terminal), STREAM_EVENT.encode())
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """The parts of an event whose end has not come: joined once, for records have tens of megabytes."""
         self._forwarded: list[bytes] = []
         self._held: list[bytes] = []
         self._tap: bytes | None = None
@@ -31,13 +32,18 @@ class EventStream:
     def feed(self, chunk: bytes) -> bytes:
         """Takes bytes of the engine; gives those that may go to the caller now: whole events, maybe none."""
         if self._rest:
-            chunk = self._rest + chunk
-            self._rest = b""
+            seam = self._rest[-1][-1:] + chunk[:1]
+            self._rest.append(chunk)
+            if seam != _BORDER and _BORDER not in chunk:
+                return b""
+            chunk = b"".join(self._rest)
+            self._rest = []
         cut = chunk.rfind(_BORDER) + len(_BORDER)
         if cut < len(_BORDER):
-            self._rest = chunk
+            self._rest = [chunk]
             return b""
-        self._rest = chunk[cut:]
+        if cut < len(chunk):
+            self._rest = [chunk[cut:]]
         plain = 0 if self.ended else self._plain(chunk[:cut])
         passed = chunk[:plain]
         if plain < cut:
