@@ -34,7 +34,7 @@ class EmbeddedLog:
         complete = True
         for folder in folders(self._root):
             try:
-                for record in _records(folder, after(folder.spool_id)):
+                for record in records_of(folder, after(folder.spool_id)):
                     batch.append(record)
                     size += len(record.payload)
                     if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
@@ -56,7 +56,8 @@ class EmbeddedLog:
         return [folder.spool_id for folder in folders(self._root)]
 
 
-def _records(folder: SpoolFolder, after: int) -> Iterator[Record]:
+def records_of(folder: SpoolFolder, after: int) -> Iterator[Record]:
+    """A spool's sealed records past `after`. Raises `SegmentUnavailable`."""
     for segment in folder.sealed(after):
         try:
             for sequence, payload in folder.read(segment, after):

@@ -56,21 +56,22 @@ def open_log(settings: LogSettings, spool: Path, lake: Path | None) -> LogReader
     return KafkaLog(settings, lake)
 
 
-def tail(settings: LogSettings, spool: Path) -> Iterator[dict]:
-    """All that is on the log now, as JSON-able objects: `spool_id`, `sequence`, and `event` or `error`."""
+def every(settings: LogSettings, spool: Path) -> Iterator[Record]:
+    """All that is on the log now, one spool after the other."""
     for batch in open_log(settings, spool, None).batches(lambda spool_id: 0):
-        for record in batch:
-            yield {"spool_id": record.spool_id, "sequence": record.sequence} | _readable(record.payload)
+        yield from batch
 
 
-def _readable(payload: bytes) -> dict:
+def readable(record: Record) -> dict:
+    """A record for people, JSON-able: `spool_id`, `sequence`, and `event` or `error`."""
+    place = {"spool_id": record.spool_id, "sequence": record.sequence}
     try:
-        event = decode_event(payload)
+        event = decode_event(record.payload)
     except ContractError as error:
-        return {"error": str(error)}
+        return place | {"error": str(error)}
     shown = msgspec.to_builtins(event)
     if isinstance(event, Turn):
         shown["prompt_ids"] = unpack_ids(event.prompt_ids).tolist()
         shown["output_ids"] = unpack_ids(event.output_ids).tolist()
         shown["logprobs"] = unpack_logprobs(event.logprobs).tolist()
-    return {"event": shown}
+    return place | {"event": shown}

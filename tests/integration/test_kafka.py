@@ -18,7 +18,7 @@ from ingest.forwarder import Forwarder
 from ingest.kafka_topic import ensure_topic
 from ingest.lake import FEEDBACK, TURNS, open_table, read
 from ingest.land import land
-from ingest.log import LogError, tail
+from ingest.log import LogError, every
 from ingest.spool import Spool, folders
 from tests.kafka import Broker
 from tests.log_events import accept, turn
@@ -102,7 +102,7 @@ def test_ships_removes_and_lands_once(broker: Broker, tmp_path: Path):
     forward(root, log).close()
     land(log=log, spool=root, lake=lake)
     assert list(folders(root)) == []
-    assert len(list(tail(log, root))) == 600
+    assert len(list(every(log, root))) == 600
 
 
 def test_kill_9_between_acknowledgement_and_removal_duplicates_the_topic_not_the_lake(broker: Broker, tmp_path: Path):

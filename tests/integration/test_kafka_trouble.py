@@ -19,7 +19,7 @@ from ingest import forwarder as module
 from ingest.forwarder import Forwarder
 from ingest.kafka_broker import ready
 from ingest.kafka_topic import TopicInfo, ensure_topic
-from ingest.log import tail
+from ingest.log import every, readable
 from ingest.refused import refused_files, send_again
 from ingest.spool import BrokerBehind, Spool, SpoolFull, folders
 from tests.integration.serving_stack import running, wait_until
@@ -34,7 +34,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 def on_topic(log, root: Path) -> list[str]:
     """Turn ids on the topic, in order of each spool; `lost` for what stands there for one that is gone."""
-    return [entry["event"]["turn_id"] if "event" in entry else "lost" for entry in tail(log, root)]
+    return [entry["event"]["turn_id"] if "event" in entry else "lost" for entry in map(readable, every(log, root))]
 
 
 @contextmanager

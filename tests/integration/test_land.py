@@ -14,7 +14,7 @@ from ingest.contracts.events import Record, encode_event
 from ingest.embedded_log import EmbeddedLog, retain
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS, counts, landed, open_table, read
 from ingest.land import append, land
-from ingest.log import tail
+from ingest.log import every, readable
 from ingest.rows import sort
 from ingest.spool import Spool, SpoolFolder, damages, low_watermark
 from tests.log_events import accept, forget, turn
@@ -180,13 +180,13 @@ def test_retain_removes_only_what_is_landed_and_old(tmp_path: Path):
     assert (spool / second).exists()
 
 
-def test_tail_shows_events_as_json(tmp_path: Path):
+def test_events_are_shown_as_json(tmp_path: Path):
     import json
 
     spool = Spool.open(tmp_path)
     spool.append_sync([turn("a"), accept("f", "a")])
     spool.close()
-    first, second = json.loads(json.dumps(list(tail(EMBEDDED, tmp_path))))
+    first, second = json.loads(json.dumps([readable(record) for record in every(EMBEDDED, tmp_path)]))
     assert first["event"]["output_ids"] == [0, 1, 2, 3]
     assert (second["sequence"], second["event"]["target_id"]) == (2, "a")
 
