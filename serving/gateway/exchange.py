@@ -127,7 +127,7 @@ class Exchange:
             self._on_leave()
 
     def end_now(self) -> None:
-        """The process ends, and waits no longer for the answer, or for the rest of the body."""
+        """The process ends, and waits no longer for the answer, nor begins one."""
         self._ends = True
         self._wake()
         if self._on_end is not None and not self.response_complete:
@@ -167,8 +167,8 @@ class Exchange:
             await self._come(limit, seconds, reserve)
         if self.disconnected:
             raise ClientLeft
-        if self.more_body:
-            raise Stopping
+        if self._ends:
+            raise Stopping  # what begins now would be ended in its midst
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -196,15 +196,13 @@ class Exchange:
     def watched(self, on_leave: Callable[[], None], on_end: Callable[[], None] | None = None) -> Iterator[None]:
         """Within the block, calls `on_leave` once if the client leaves, and `on_end` if the process waits no longer.
 
-        The body must have been read.
+        The body must just have been read.
         """
         self._line.flow.resume_reading()
         self._on_leave, self._on_end = on_leave, on_end
         try:
             if self.disconnected:
                 on_leave()
-            if self._ends and on_end is not None:
-                on_end()
             yield
         finally:
             self._on_leave = self._on_end = None

@@ -89,9 +89,10 @@ class Protocol(HttpToolsProtocol):
             self.cycle.last()
 
     def end_now(self) -> None:
-        """The process ends, and waits no longer for the answer in progress."""
-        if self._answering is not None:
-            self._answering.end_now()
+        """The process ends, and waits no longer for the answer in progress, or for those of requests behind it."""
+        for exchange in (self._answering, *(waiting for waiting, _ in self.pipeline)):
+            if exchange is not None:
+                exchange.end_now()
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

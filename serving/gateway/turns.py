@@ -30,6 +30,7 @@ from serving.gateway.errors import (
     EngineLost,
     GatewayError,
     TooLarge,
+    Unavailable,
     VersionUnavailable,
 )
 from serving.gateway.exchange import ClientLeft, Exchange
@@ -81,9 +82,14 @@ async def asked(gateway: Gateway, turn: Progress) -> EngineAnswer | None:
     silent: Engine | None = None
     while len(tried) < 2 and not (tried and turn.overdue):
         try:
-            engine = await gateway.choose_engine(
-                turn.caller.key, turn.policy.name, turn.role, turn.affinity, turn.version, tried
-            )
+            async with asyncio.timeout_at(turn.deadline) as turn.timeout:
+                engine = await gateway.choose_engine(
+                    turn.caller.key, turn.policy.name, turn.role, turn.affinity, turn.version, tried
+                )
+        except TimeoutError:
+            if not tried and not turn.left:
+                raise Unavailable("No engine was ready in time: try again in a moment.") from None
+            break
         except GatewayError:
             if not tried:
                 raise

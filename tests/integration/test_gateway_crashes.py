@@ -142,6 +142,31 @@ def test_turns_that_outlast_the_drain_are_recorded_and_their_callers_told(tmp_pa
         ]
 
 
+def test_who_waits_for_an_engine_or_behind_another_request_when_the_drain_ends_is_told_to_come_again(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path, engine=False, settings={"drain_seconds": 0.5, "engine_wait_seconds": 60}) as stack:
+        key = stack.key()
+        body = json.dumps({"model": "policy", "messages": HI, "max_tokens": 9})
+        fields = f"host: x\r\nauthorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+        with socket.create_connection(("127.0.0.1", stack.gateway_port)) as line:
+            for path in ("/v1/messages", "/v1/chat/completions"):
+                line.sendall(f"POST {path} HTTP/1.1\r\n{fields}".encode())
+            wait_until(lambda: stack.metrics()["everloop_turns_in_progress"] == 1, "the turn")
+            process = stack.processes.pop("gateway")
+            process.send_signal(signal.SIGTERM)
+            told = b"".join(iter(lambda: line.recv(65536), b"")).decode()
+        assert process.wait(30) == 0
+        first, second = told.split("HTTP/1.1 ")[1:]
+        assert first.startswith("503 ")
+        assert "request-id: msg_" in first
+        assert '"type":"overloaded_error"' in first
+        assert second.startswith("503 ")
+        assert '"The gateway is stopping: try again in a moment."' in second
+        assert first.count("retry-after: ") == second.count("retry-after: ") == 1
+        assert "Cancel" not in (stack.home / "gateway.log").read_text()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_above_the_bound_ends_recorded_as_failed_and_its_caller_is_told(tmp_path: Path, stream: bool) -> None:
     with running(tmp_path, settings={"max_answer_bytes": 1 << 20}) as stack:

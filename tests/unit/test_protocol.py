@@ -8,6 +8,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from serving.gateway.errors import Stopping
 from serving.gateway.exchange import Exchange
 from serving.gateway.protocol import HEAD_BYTES, MOST_WAITING, Protocol, bounded
 from tests.wires import Wire
@@ -193,6 +194,18 @@ async def test_garbage_in_the_body_of_the_last_request_that_waits_is_refused() -
     app, protocol, wire = await connected()
     protocol.data_received(ASKED * MOST_WAITING + b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
     assert (app.refused, wire.closed) == (["invalid_request"], True)
+    protocol.connection_lost(None)
+
+
+async def test_a_request_that_waits_when_the_process_ends_does_not_begin() -> None:
+    app, protocol, _ = await connected()
+    protocol.data_received(ASKED * 3)
+    await settle()
+    protocol.end_now()
+    assert app.ends.is_set()
+    for exchange, _ in protocol.pipeline:
+        with pytest.raises(Stopping):
+            await exchange.read_body(10, 60.0, lambda size: None)  # type: ignore[attr-defined]
     protocol.connection_lost(None)
 
 
