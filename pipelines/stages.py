@@ -122,8 +122,9 @@ class LocalStages:
         except StageFailed as failed:
             if failed.kind == "GateFailed":
                 checks = "; ".join(f"{c['name']}: saw {c['observed']}" for c in failed.details["checks"])
+                rows = f"`everloop dataset show {run.dataset_id}` names the rows"
                 raise Ended(
-                    Outcome.GATE_FAILED, f"dataset {run.dataset_id} is not fit to train on: {checks}"
+                    Outcome.GATE_FAILED, f"dataset {run.dataset_id} is not fit to train on: {checks}; {rows}"
                 ) from failed
             raise
         return {"statistics": manifest["statistics"], "rows": len(manifest["pairs"])}
