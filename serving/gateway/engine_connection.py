@@ -168,6 +168,10 @@ class Connection(asyncio.Protocol):
 
     # -- the parser's
 
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise EngineBroke("a second answer")  # it would be taken for part of the first
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.lower()] = value
 

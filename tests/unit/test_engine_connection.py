@@ -221,6 +221,17 @@ async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
             assert server.connections == asked
 
 
+async def test_a_second_answer_in_one_packet_is_no_part_of_the_first() -> None:
+    second = b"HTTP/1.1 404 Not Found\r\nX-Name: other\r\nContent-Length: 2\r\n\r\nno"
+    async with serving(sends(WHOLE + second)) as (server, connections, url):
+        for asked in (1, 2):
+            connection = await connections.ask("GET", url, {})
+            assert (connection.status, connection.headers[b"x-name"]) == (200, b"value")
+            assert await rest(connection) == b"hello"
+            connections.give_back(connection)
+            assert server.connections == asked
+
+
 async def test_a_token_cannot_bring_a_header_of_its_own() -> None:
     async with serving(sends(WHOLE)) as (server, connections, url):
         with pytest.raises(EngineBroke):
