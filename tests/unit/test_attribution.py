@@ -435,7 +435,7 @@ def histories(draw: st.DrawFn) -> tuple[list[dict], list[dict], set[tuple[str, s
     return turns, said, erased
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     history=histories(),
     rules=st.builds(

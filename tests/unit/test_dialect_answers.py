@@ -5,7 +5,7 @@ import re
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serving.gateway.dialects import DIALECTS
@@ -34,7 +34,7 @@ PIECES = st.lists(
 ALIKE = [(0, "a"), (0, "b"), (0, "c"), (0, "d")]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(PIECES, st.booleans())
 @example(ALIKE, True)
 @example([*ALIKE, (1, "e"), (0, "f")], True)
@@ -113,7 +113,7 @@ PAYLOAD = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.lists(PAYLOAD, min_size=1, max_size=5))
 @pytest.mark.parametrize("dialect", list(DIALECTS.values()), ids=lambda dialect: dialect.name)
 def test_whatever_an_engine_answers_it_is_recorded_or_unreadable(dialect, payloads: list[dict]) -> None:

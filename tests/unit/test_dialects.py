@@ -5,7 +5,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.gateway.dialects import DIALECTS
@@ -271,7 +271,7 @@ FIELDS = (
 ITEMS = st.lists(st.dictionaries(st.sampled_from(KEYS), NESTED, min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(
     st.dictionaries(st.sampled_from(FIELDS), ITEMS | NESTED | JSON, max_size=7),
     st.sampled_from(list(DIALECTS.values())),

@@ -47,7 +47,7 @@ def found(turns: list[dict], rules: AttributionSettings, cut: float, watermark: 
     return {row[:2]: row[2:] for row in rows} | {(turn_id,): (state,) for turn_id, state in kept}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     turns=histories(),
     rules=st.builds(
@@ -123,7 +123,7 @@ def slowly(turns: list[dict], rules: AttributionSettings, cut: float, watermark:
     return {pair for pair in out if not pair[1].startswith("followed")}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     turns=histories(),
     rules=st.builds(

@@ -134,7 +134,7 @@ def doings(draw: st.DrawFn, subject: str, others: tuple[str, ...]) -> tuple[list
     return turns, said
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(others=st.tuples(doings("u", ("v",)), doings("v", ("u", "eve"))), eve=doings("eve", ("u", "v")))
 def test_whatever_one_subject_sends_moves_the_mean_no_further_than_the_bound(others: Any, eve: Any) -> None:
     turns, said = ([row for doing in others for row in doing[part]] for part in (0, 1))
