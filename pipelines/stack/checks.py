@@ -11,9 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from ingest.config import GateSettings
 from ingest.contracts.errors import ContractError
 from ingest.contracts.functions import load_function
 from pipelines.config import Config
+from pipelines.home import Home
 from pipelines.stack.addresses import is_free, wanted
 
 MAX_SOCKET_PATH = 100
@@ -35,7 +37,7 @@ class Check(msgspec.Struct, frozen=True):
 
 def all_of(config: Config, home: Path, *, begun: bool) -> list[Check]:
     """Every check. `begun`: this stack runs, or its processes outlived it; what they hold is not asked about."""
-    found = [*machine(config, home), *models(config), kafka(config)]
+    found = [*machine(config, home), *models(config), *gates(config, home), kafka(config)]
     return [c for c in found if c.name != MEMORY] if begun else [*found, *ports(config)]
 
 
@@ -113,6 +115,15 @@ def models(config: Config) -> Iterator[Check]:
     )
 
 
+def gates(config: Config, home: Path) -> Iterator[Check]:
+    """The files with suites of the user's own, where there are any; reading one takes seconds."""
+    for name, policy in config.policies.items():
+        path = Home(home).suites(policy.gate.suites)
+        if path.exists() or policy.gate.suites is not None:
+            said = _suites(name, policy.gate, path)
+            yield Check(f"gate of {name}", not said, str(path), said)
+
+
 def ports(config: Config) -> Iterator[Check]:
     """Configured ports that something else listens on."""
     for name, (port, where) in wanted(config, own_broker=False).items():
@@ -136,6 +147,17 @@ def _missing(key: str, path: str) -> str:
         load_function(path)
     except ContractError as error:
         return f"{key} names {path}, which {error}: its module stands beside the configuration, or is installed"
+    return ""
+
+
+def _suites(policy: str, settings: GateSettings, path: Path) -> str:
+    from ingest.gate import whole_suites  # with Great Expectations
+    from ingest.suites import SuiteError, read_suites
+
+    try:
+        whole_suites(policy, settings, read_suites(path, required=True))
+    except SuiteError as error:
+        return f"{error}: see docs/gate.md"
     return ""
 
 

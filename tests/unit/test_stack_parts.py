@@ -112,6 +112,20 @@ def test_what_the_machine_lacks_is_a_sentence_each(config_path: Path, tmp_path: 
     assert "set policies.helper.evaluation.suite" in missing["suite of helper"]
 
 
+def test_suites_of_the_users_own_are_read_before_anything_starts(config_path: Path, home: Home) -> None:
+    config = load(config_path, {})
+    assert not list(checks.gates(config, home.root))
+    home.root.mkdir(exist_ok=True)
+    (home.root / "suites.toml").write_text('[turns]\ndisable = ["a known end"]')
+    (right,) = checks.gates(config, home.root)
+    assert (right.name, right.ok) == ("gate of helper", True)
+    (home.root / "suites.toml").write_text('[turns]\ndisable = ["a known ending"]')
+    (wrong,) = checks.gates(config, home.root)
+    assert 'disables "a known ending", which there is not: a known end: see docs/gate.md' in wrong.advice
+    named = load(config_path, {"EVERLOOP__POLICIES__HELPER__GATE__SUITES": "own.toml"})
+    assert "own.toml does not exist" in next(check.advice for check in checks.gates(named, home.root))
+
+
 def test_functions_are_found_beside_the_configuration_or_are_a_sentence(config_path: Path) -> None:
     def said() -> str:
         (check,) = (c for c in checks.models(load(config_path, {})) if c.name == "functions of helper")
