@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from ingest.contracts.checkpoint import CheckpointManifest
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.erasure import Erasure
+from ingest.contracts.events import Lost
 from ingest.contracts.feedback import Feedback
 from ingest.contracts.fleet import ENGINE_TRANSITIONS
-from ingest.contracts.rollout import TRANSITIONS
+from ingest.contracts.rollout import TRANSITIONS, Rollout
+from ingest.contracts.tap import TapRecord
 from ingest.contracts.turn import Turn
 from ingest.contracts.verdict import Verdict
+from ingest.lake import REJECTS
+from ingest.lake import SCHEMAS as LAKE
 from ingest.receipts import RECEIPT_TRANSITIONS, Receipt
 from pipelines.config import Config
 from pipelines.config.reference import render
@@ -27,7 +32,14 @@ from pipelines.records import RUN_TRANSITIONS, STAGE_TRANSITIONS
 from serving.gateway.openapi import document
 
 DOCS = Path(__file__).resolve().parent
-SCHEMAS = (Turn, Feedback, Erasure, DatasetManifest, CheckpointManifest, Verdict, Receipt)
+SCHEMAS = (Turn, Feedback, Erasure, Lost, TapRecord, DatasetManifest, CheckpointManifest, Verdict, Rollout, Receipt)
+_JSON = {
+    pa.string(): {"type": "string"},
+    pa.int64(): {"type": "integer"},
+    pa.float64(): {"type": "number"},
+    pa.binary(): {"type": "string", "contentEncoding": "base64"},
+    pa.list_(pa.string()): {"type": "array", "items": {"type": "string"}},
+}
 State = TypeVar("State", bound=StrEnum)
 
 
@@ -61,7 +73,23 @@ def pages() -> dict[Path, str]:
     made[DOCS / "openapi.json"] = indented(document())
     for kind in SCHEMAS:
         made[DOCS / "schemas" / f"{kind.__name__.lower()}.json"] = indented(msgspec.json.schema(kind))
+    made[DOCS / "schemas" / "reject.json"] = indented(reject())
     return made
+
+
+def reject() -> dict:
+    """The JSON Schema of a row of the table of rejects, by the names and types of its columns."""
+    columns = {field.name: _JSON[field.type] for field in LAKE[REJECTS]}
+    said = (
+        "What could not be read of the log: where it stood, why, its bytes, whom it is about (digests), and the code."
+    )
+    return {
+        "title": "Reject",
+        "description": said,
+        "type": "object",
+        "properties": columns,
+        "required": list(columns),
+    }
 
 
 def indented(value: dict) -> str:

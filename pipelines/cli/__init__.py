@@ -51,7 +51,7 @@ app.add_typer(subjects.app, name="subjects", help="End users who opted out of tr
 app.add_typer(rewards.app, name="rewards", help="Rewards of turns: explain.")
 app.add_typer(dataset.app, name="dataset", help="Datasets: list, show, diff, rows, refreeze; suites of the gate.")
 app.add_typer(forget.app, name="forget", help="Remove an end user or a session for ever; status: the receipts.")
-app.add_typer(log.app, name="log", help="The event log: tail, count.")
+app.add_typer(log.app, name="log", help="The event log: tail, count, seek.")
 app.add_typer(kafka.app, name="kafka", help="A Kafka broker on this machine, for development: up, down.")
 app.add_typer(config.app, name="config", help="The configuration: check, reference.")
 processes.add_to(app)
