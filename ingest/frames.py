@@ -215,7 +215,7 @@ def _language_drift(languages: "pd.Series", last: DatasetManifest | None) -> np.
         for code, share in known.value_counts(normalize=True).items()
         if share > before.get(f"language.{code}", 0.0)
     }
-    drift[languages.isin(list(grown)).to_numpy()] = sum(grown.values())
+    drift[languages.isin(list(grown)).to_numpy()] = min(1.0, sum(grown.values()))
     return drift
 
 

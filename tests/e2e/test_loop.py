@@ -78,6 +78,7 @@ segment = "none"
 
 [policies.babbler.gate]
 max_acceptance_change = 1.0        # they do turn around
+max_language_change = 1.0          # and words at random are of any language
 
 [policies.babbler.trainer]
 minibatch = 16
