@@ -181,11 +181,11 @@ def freeze_figures(home: Path, rounds: int, turns: int) -> dict:
 
 
 def memory(home: Path, bootstrap: str, turns: int, joined: int, signals: int) -> dict:
-    """Peaks of each stage with a backlog of half of `turns`, and with one that is `TIMES` as large; of the join with a
-    tenth of its lake, and with all of it. The dataset is of the same size both times."""
+    """Peaks of each stage with a backlog of `turns`, and with one that is `TIMES` as large; of the join and of freezing
+    with a tenth of the lake, and with all of it. The dataset is of the same size both times."""
     peaks: dict[str, list[float]] = {}
     for times in (1, TIMES):
-        seen = through_log(home, bootstrap, turns * times // 2, alone="no")
+        seen = through_log(home, bootstrap, turns * times, alone="no")
         with tempfile.TemporaryDirectory(dir=home) as folder:
             lake = Path(folder) / "lake"
             now = made(lake, joined * times // TIMES, signals * times // TIMES)

@@ -158,3 +158,15 @@ def test_what_cannot_be_sealed_now_is_sealed_later_and_holds_back_the_rest(tmp_p
     adopt(tmp_path)
     assert tries[:3] == [[]] * len(tries[:3])
     assert sealed_events(spool.folder) == [(1, "first"), (2, "second")]
+
+
+def test_a_folder_that_is_done_goes_with_what_crashes_left_in_it(tmp_path: Path):
+    spool = Spool.open(tmp_path)
+    spool.append_sync([erasure("a")])
+    spool.close()
+    [segment] = spool.folder.sealed()
+    (spool.folder.path / ".shipped.123.partial").touch()
+    assert not spool.folder.remove_if_done()
+    segment.path.unlink()
+    assert spool.folder.remove_if_done()
+    assert not spool.folder.path.exists()
