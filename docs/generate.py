@@ -23,6 +23,7 @@ from ingest.contracts.rollout import TRANSITIONS, Rollout
 from ingest.contracts.tap import TapRecord
 from ingest.contracts.turn import Turn
 from ingest.contracts.verdict import Verdict
+from ingest.contracts.versions import current
 from ingest.lake import REJECTS
 from ingest.lake import SCHEMAS as LAKE
 from ingest.receipts import RECEIPT_TRANSITIONS, Receipt
@@ -72,8 +73,16 @@ def pages() -> dict[Path, str]:
     made = {DOCS / "configuration.md": render(Config), DOCS / "states.md": states()}
     made[DOCS / "openapi.json"] = indented(document())
     for kind in SCHEMAS:
-        made[DOCS / "schemas" / f"{kind.__name__.lower()}.json"] = indented(msgspec.json.schema(kind))
+        made[DOCS / "schemas" / f"{kind.__name__.lower()}.json"] = indented(json_schema(kind))
     made[DOCS / "schemas" / "reject.json"] = indented(reject())
+    return made
+
+
+def json_schema(kind: type[msgspec.Struct]) -> dict:
+    """The JSON Schema of a contract, with the newest version of it that is read."""
+    made = msgspec.json.schema(kind)
+    if "schema" in kind.__struct_fields__:
+        made["$defs"][kind.__name__]["properties"]["schema"]["maximum"] = current(kind)
     return made
 
 

@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from ingest.contracts.erasure import TARGETS, Erasure, erasable, erasure_digest
 from ingest.contracts.errors import ContractError
-from ingest.contracts.events import Event, Record, decode_event
+from ingest.contracts.events import VERSIONS, Event, Record, decode_event
 from ingest.contracts.feedback import Feedback
 from ingest.contracts.turn import Turn
 from ingest.derived import Derived, derive
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS
 
-READER = hashlib.sha256(msgspec.json.encode([version("everloop"), msgspec.json.schema(Event)])).hexdigest()[:16]
+_READS = msgspec.json.encode([version("everloop"), VERSIONS, msgspec.json.schema(Event)])
+READER = hashlib.sha256(_READS).hexdigest()[:16]
 """Names the code that decodes events: another one may read what this one rejects."""
 
 Row = tuple[Record, Event | str]

@@ -25,7 +25,8 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Event | Lost)
-_KNOWN = {kind.__struct_config__.tag: current(kind) for kind in (Turn, Feedback, Erasure)}
+VERSIONS = {kind.__struct_config__.tag: current(kind) for kind in (Turn, Feedback, Erasure)}
+"""Kind of event → the newest version of it that this code reads."""
 
 
 class _Head(msgspec.Struct):
@@ -58,12 +59,12 @@ def decode_event(payload: bytes) -> Event:
     except (msgspec.MsgspecError, RecursionError) as error:
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             head = _head_decoder.decode(payload)
-            refuse_newer(head.type, head.schema, _KNOWN.get(head.type, head.schema))
+            refuse_newer(head.type, head.schema, VERSIONS.get(head.type, head.schema))
         raise ContractError(f"not an event: {error}") from error
     if isinstance(event, Lost):
         raise ContractError(f"lost: {event.reason}")
     tag = event.__struct_config__.tag
-    refuse_newer(tag, event.schema, _KNOWN[tag])
+    refuse_newer(tag, event.schema, VERSIONS[tag])
     if not isinstance(event, Erasure):
         event.check()
     return event

@@ -1,6 +1,7 @@
 """Contracts over time: what any version wrote is read, what a newer one wrote is refused and kept, and no contract
 changes without a recording."""
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import msgspec
 import pytest
 
 from docs.generate import SCHEMAS
+from ingest import rows
+from ingest.contracts import events
 from ingest.contracts.checkpoint import CheckpointManifest
 from ingest.contracts.errors import ContractError
 from ingest.contracts.events import decode_event, encode_event
@@ -93,6 +96,20 @@ def test_an_event_says_its_version_on_the_wire_and_a_newer_one_is_refused(event:
     for payload in (newer, newer | {"kind": "of tomorrow", "finish": "of tomorrow", "digest": None}):
         with pytest.raises(ContractError, match=f"a newer version of everloop wrote it.* schema {known + 1}"):
             decode_event(msgspec.msgpack.encode(payload))
+
+
+def test_code_that_reads_a_newer_version_tries_the_rejects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reader() -> str:
+        spec = importlib.util.find_spec("ingest.rows")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.READER
+
+    assert reader() == rows.READER
+    monkeypatch.setattr(events, "VERSIONS", events.VERSIONS | {"turn": events.VERSIONS["turn"] + 1})
+    assert reader() != rows.READER
 
 
 def test_what_is_nested_without_end_is_no_event() -> None:
