@@ -11,11 +11,10 @@ from typing import NamedTuple
 from ingest.spool.segment import PAGE_BYTES, checksum
 
 _LEAF = 13
-_MOST_LOCAL = PAGE_BYTES - 35
-_LEAST_LOCAL = (PAGE_BYTES - 12) * 32 // 255 - 23
 _INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8, 0, 0, 0)
 _WAL_HEADER, _FRAME_HEADER = 32, 24
-_FRAME = _FRAME_HEADER + PAGE_BYTES
+_SIZES = (4096, PAGE_BYTES)
+"""Pages that segments have had."""
 
 
 class Salvage(NamedTuple):
@@ -30,11 +29,12 @@ def salvage(image: bytes) -> Salvage:
 
     A file without any checksum is from before there were any: its rows count as whole where they can be followed.
     """
+    size = _page_bytes(image[16:18])
     checked: dict[int, bytes] = {}
     unchecked: dict[int, bytes] = {}
     damaged: set[int] = set()
-    for page in range(1, len(image) // PAGE_BYTES):  # the first one has the schema
-        for sequence, record in _leaf(image, page):
+    for page in range(1, len(image) // size):  # the first one has the schema
+        for sequence, record in _leaf(image, page, size):
             match _columns(record):
                 case (crc, payload) if crc == checksum(sequence, payload):
                     checked[sequence] = payload
@@ -51,13 +51,14 @@ def overlay(database: bytes, log: bytes) -> bytes:
 
     SQLite stops at the first frame whose checksum is wrong. The rows have checksums of their own.
     """
-    pages = bytearray(database)
+    size, pages = _page_bytes(log[8:12]), bytearray(database)
     for at in _frames(log)[: _committed(log)]:
         number = int.from_bytes(log[at : at + 4], "big")
-        if not 0 < number <= len(log) // PAGE_BYTES + len(database) // PAGE_BYTES:
+        if not 0 < number <= (len(log) + len(database)) // size:
             continue
-        pages.extend(bytes(max(0, number * PAGE_BYTES - len(pages))))
-        pages[(number - 1) * PAGE_BYTES : number * PAGE_BYTES] = log[at + _FRAME_HEADER : at + _FRAME]
+        pages.extend(bytes(max(0, number * size - len(pages))))
+        content = at + _FRAME_HEADER
+        pages[(number - 1) * size : number * size] = log[content : content + size]
     return bytes(pages)
 
 
@@ -67,7 +68,14 @@ def cut_off(log: bytes, frames: int) -> bool:
 
 
 def _frames(log: bytes) -> range:
-    return range(_WAL_HEADER, len(log) - _FRAME + 1, _FRAME)
+    frame = _FRAME_HEADER + _page_bytes(log[8:12])
+    return range(_WAL_HEADER, len(log) - frame + 1, frame)
+
+
+def _page_bytes(told: bytes) -> int:
+    """The size of the pages, as the head of a file tells it; where that cannot be, today's."""
+    size = int.from_bytes(told, "big")
+    return size if size in _SIZES else PAGE_BYTES
 
 
 def _committed(log: bytes) -> int:
@@ -76,39 +84,41 @@ def _committed(log: bytes) -> int:
     return max(ends, default=0)
 
 
-def _leaf(image: bytes, page: int) -> list[tuple[int, bytes | None]]:
+def _leaf(image: bytes, page: int, size: int) -> list[tuple[int, bytes | None]]:
     """(sequence, record) of each row that begins in the page; None where its bytes cannot be followed."""
-    start = page * PAGE_BYTES
+    start = page * size
     if image[start] != _LEAF:
         return []
     rows: list[tuple[int, bytes | None]] = []
-    cells = min(int.from_bytes(image[start + 3 : start + 5], "big"), (PAGE_BYTES - 8) // 2)
+    cells = min(int.from_bytes(image[start + 3 : start + 5], "big"), (size - 8) // 2)
     for (offset,) in struct.iter_unpack(">H", image[start + 8 : start + 8 + 2 * cells]):
-        if not 8 <= offset < PAGE_BYTES - 4:
+        if not 8 <= offset < size - 4:
             continue
-        size, at = _varint(image, start + offset)
+        length, at = _varint(image, start + offset)
         sequence, at = _varint(image, at)
-        rows.append((sequence, _record(image, at, size, start + PAGE_BYTES)))
+        rows.append((sequence, _record(image, at, length, size)))
     return rows
 
 
-def _record(image: bytes, at: int, size: int, page_end: int) -> bytes | None:
+def _record(image: bytes, at: int, length: int, size: int) -> bytes | None:
     """A row's bytes: those on the leaf, and those on the chain of pages where there are more."""
-    if size > len(image):
+    if length > len(image):
         return None
-    if size <= _MOST_LOCAL:
-        return image[at : at + size] if at + size <= page_end else None
-    local = _LEAST_LOCAL + (size - _LEAST_LOCAL) % (PAGE_BYTES - 4)
-    local = local if local <= _MOST_LOCAL else _LEAST_LOCAL
+    page_end = (at // size + 1) * size
+    most, least = size - 35, (size - 12) * 32 // 255 - 23
+    if length <= most:
+        return image[at : at + length] if at + length <= page_end else None
+    local = least + (length - least) % (size - 4)
+    local = local if local <= most else least
     if at + local + 4 > page_end:
         return None
-    parts, left = [image[at : at + local]], size - local
+    parts, left = [image[at : at + local]], length - local
     following = int.from_bytes(image[at + local : at + local + 4], "big")
     while left > 0:
-        if not 0 < following <= len(image) // PAGE_BYTES:
+        if not 0 < following <= len(image) // size:
             return None
-        start = (following - 1) * PAGE_BYTES
-        parts.append(image[start + 4 : start + 4 + min(left, PAGE_BYTES - 4)])
+        start = (following - 1) * size
+        parts.append(image[start + 4 : start + 4 + min(left, size - 4)])
         left -= len(parts[-1])
         following = int.from_bytes(image[start : start + 4], "big")
     return b"".join(parts)

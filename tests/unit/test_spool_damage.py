@@ -15,14 +15,14 @@ from ingest.embedded_log import EmbeddedLog, retain
 from ingest.spool import SealedSegment, SegmentDamaged, Spool, SpoolFolder, adopt, damages, folders, read_segment
 from ingest.spool.salvage import salvage
 from ingest.spool.segment import PAGE_BYTES, ActiveSegment
-from tests.log_events import forget
+from tests.log_events import turn
 
 ROWS = 60
 
 
 def payload(sequence: int) -> bytes:
     """Of all lengths: some share a page, some take five."""
-    return random.Random(sequence).randbytes([30, 700, 6000, 18_000, 2000][sequence % 5])
+    return random.Random(sequence).randbytes([30, 700, 6000, 70_000, 2000][sequence % 5])
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +76,8 @@ def test_rows_without_damage_need_no_repair(sealed: SealedSegment):
 def test_a_flipped_byte_anywhere_costs_at_most_the_rows_of_its_page(sealed: SealedSegment, tmp_path: Path):
     image, chance = sealed.path.read_bytes(), random.Random(7)
     headers = [page * PAGE_BYTES + offset for page in range(len(image) // PAGE_BYTES) for offset in (0, 3, 4, 5, 9)]
-    offsets = [*chance.sample(range(100), 20), *chance.sample(headers, 60)]
-    offsets += [chance.randrange(len(image)) for _ in range(100)]
+    offsets = [*chance.sample(range(100), 20), *chance.sample(headers, 40)]
+    offsets += [chance.randrange(len(image)) for _ in range(60)]
     damaged = 0
     for index, at in enumerate(offsets):
         root = tmp_path / str(index)
@@ -94,7 +94,7 @@ def test_a_flipped_byte_anywhere_costs_at_most_the_rows_of_its_page(sealed: Seal
         assert list(read_segment(segment.path)) == found, "what was repaired is as it was given"
         damaged += bool(accounts)
         shutil.rmtree(root)
-    assert damaged > 80
+    assert damaged > 60
 
 
 def test_a_row_that_vanished_is_seen_before_the_next_is_given(sealed: SealedSegment, tmp_path: Path):
@@ -141,7 +141,7 @@ def dead_spool(root: Path) -> Path:
     """The active segment of a process that died with 40 acknowledged events in four transactions."""
     spool = Spool.open(root, segment_seconds=3600)
     for at in range(0, 40, 10):
-        spool.append_sync([forget(f"{i:04d}" * 20) for i in range(at, at + 10)])
+        spool.append_sync([turn(f"t{i}", request=payload(2).hex()) for i in range(at, at + 10)])
     dead = root / "dead"
     dead.mkdir()
     for path in spool.folder.path.glob("active-*1.db*"):
@@ -162,7 +162,7 @@ def test_a_damaged_write_ahead_log_costs_the_rows_that_were_hit_and_not_all_afte
     found = [row for segment in folder.sealed() for row in folder.read(segment)]
     assert [sequence for sequence, _ in found] == list(range(1, 41))
     lost = sum(is_lost(event) for _, event in found)
-    assert lost <= 25, "a page's rows"
+    assert lost <= 2, "a page's rows"
     [account] = damages(tmp_path)
     assert account.lost_rows == lost
     assert not list(dead.glob("active-*"))
