@@ -122,7 +122,10 @@ def place(log: LogSettings, spool: Path, spool_id: str, sequence: int, number: i
     adopt(spool)
     for folder in folders(spool):
         if folder.spool_id == spool_id:
-            return list(islice(records_of(folder, sequence - 1), number))
+            found = list(islice(records_of(folder, sequence - 1), number))
+            if not found:
+                raise LogError(f"spool {spool_id} has no sealed event from sequence {sequence} on")
+            return found
     raise LogError(f"there is no spool {spool_id} in {spool}; one that is landed goes after retention_days")
 
 

@@ -64,7 +64,8 @@ def test_a_place_opens_its_own_segment(tmp_path: Path, opened: list[Path]) -> No
     assert len(opened) == 1
     assert ids(seek.place(LOG, tmp_path, "b", 40, 2)) == ["b-39", "b-40"], "and goes on in the next one"
     assert len(opened) == 3
-    assert seek.place(LOG, tmp_path, "b", 1000, 2) == []
+    with pytest.raises(LogError, match="no sealed event from sequence 1000 on"):
+        seek.place(LOG, tmp_path, "b", 1000, 2)
     with pytest.raises(LogError, match=r"there is no spool \.\./a"):
         seek.place(LOG, tmp_path / "b", "../a", 1, 1)
 
