@@ -1,6 +1,7 @@
 """A request and its response at the gateway's border: headers, bodies, and how they go out."""
 
 import asyncio
+import tracemalloc
 
 import pytest
 
@@ -163,6 +164,21 @@ async def test_a_body_without_a_length_has_its_room_as_it_comes() -> None:
             else:
                 asked.received_all()
                 assert await body == b"".join(parts)
+
+
+async def test_a_body_in_chunks_of_two_bytes_takes_about_as_much_memory_as_it_has_bytes() -> None:
+    asked = exchange()
+    tracemalloc.start()
+    try:
+        for number in range(1 << 16):
+            asked.received(number.to_bytes(2, "big"))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 3 * (2 << 16)
+    asked.received_all()
+    body = await reading(asked, Place(Places(10, 1 << 20)), limit=1 << 20)
+    assert body == b"".join(number.to_bytes(2, "big") for number in range(1 << 16))
 
 
 async def test_a_body_that_trickles_has_the_time_of_one() -> None:
