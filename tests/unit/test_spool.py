@@ -105,14 +105,14 @@ def test_append_after_close_is_refused(tmp_path: Path):
 
 
 def test_a_full_spool_refuses_and_takes_again_when_bytes_are_gone(tmp_path: Path):
-    spool = Spool.open(tmp_path, segment_seconds=0.1, max_bytes=200_000)
+    spool = Spool.open(tmp_path, segment_seconds=0.1, max_bytes=600_000)
     accepted = 0
     while spool.room > 21_000:
         spool.append_sync([erasure("x" * 10_000)])
         accepted += 1
     assert accepted > 2
     with pytest.raises(SpoolFull):
-        spool.append_sync([erasure("x" * 100_000)])
+        spool.append_sync([erasure("x" * 300_000)])
     until(lambda: sum(s.last - s.first + 1 for s in spool.folder.sealed()) == accepted)
     for segment in spool.folder.sealed():
         segment.path.unlink()
