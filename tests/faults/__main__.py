@@ -3,6 +3,7 @@
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -30,6 +31,7 @@ def main() -> int:
     options = parser.parse_args()
     if (sentence := missing()) is not None:
         parser.exit(2, f"{sentence}\n")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended, what is mounted unmounted
     results = []
     home = Path(tempfile.mkdtemp(prefix="everloop-faults-"))
     broker = Broker(home / "kafka")

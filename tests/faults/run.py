@@ -100,9 +100,7 @@ def drain(machine: Machine, begun: float) -> None:
     machine.stop("gateway")
     say(begun, "gateways have ended")
     if machine.log.kind == "kafka":
-        machine.until(
-            lambda: all(folder.closed() and not folder.sealed() for folder in folders(machine.spool)), "all to be sent"
-        )
+        machine.until(lambda: not any(folders(machine.spool)), "all to be sent, and the spools to be gone")
     machine.stop("freezer", "forwarder", "lander")
     say(begun, "the rest has ended")
     for _ in range(2):  # the second sees that the first left nothing
