@@ -32,12 +32,24 @@ FENCED = (FEEDBACK, REJECTS, TURNS)
 """Tables that hold what people wrote."""
 ATTEMPTS = 20
 
+_PAGE_BYTES, _PAGE_ROWS = 8 << 20, 64
+"""Turns of a session repeat their prompts, and stand beside each other in a batch: where they share a page, and zstd's
+window (512 kB at level 1, 2 MB at level 3), a repetition is a few bytes. A page has at least so many rows."""
+WRITER, COMPACTOR = (
+    WriterProperties(
+        compression="ZSTD", compression_level=level, data_page_size_limit=_PAGE_BYTES, write_batch_size=_PAGE_ROWS
+    )
+    for level in (1, 3)
+)
 REWRITER = WriterProperties(
-    compression="ZSTD", compression_level=1, default_column_properties=ColumnProperties(statistics_enabled="NONE")
+    compression="ZSTD",
+    compression_level=3,
+    data_page_size_limit=_PAGE_BYTES,
+    write_batch_size=_PAGE_ROWS,
+    default_column_properties=ColumnProperties(statistics_enabled="NONE"),
 )
 """How a delete or an update must write: delta-rs has texts as `string_view` then, with whose statistics pyarrow cannot
 compare a text, so that every filter on the table would fail."""
-_WRITER = WriterProperties(compression="ZSTD", compression_level=1)
 _FENCE = "everloop.fencedAt"
 _IDS_KEPT = "delta.setTransactionRetentionDuration"
 
@@ -125,7 +137,7 @@ def commit(snapshot: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]
     """
     told = [Transaction(name, version, int(now * 1000)) for name, version in transactions.items()]
     properties = CommitProperties(app_transactions=told)
-    write_deltalake(snapshot, rows, mode="append", writer_properties=_WRITER, commit_properties=properties)
+    write_deltalake(snapshot, rows, mode="append", writer_properties=WRITER, commit_properties=properties)
     if snapshot.version() < _checkpoint(snapshot):
         # The log was cleared while this process slept between its look and its commit: readers never see that one.
         raise CommitFailedError("an erasure cleared the log meanwhile")

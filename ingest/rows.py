@@ -91,6 +91,7 @@ def sort(batch: list[Record], erased: Erased, now: float, screen: Callable[[Even
                 if erased.add(itself):
                     rows[ERASURES].append((record, itself))
         rows[name] = kept
+    rows[TURNS].sort(key=lambda row: row[1].session_id)  # type: ignore[union-attr]  # see `ingest.commits.WRITER`
     tables: dict[str, pa.Table] = {}
     for name in (TURNS, FEEDBACK, ERASURES):
         tables[name], unfit = _fitting(name, rows[name], now)

@@ -16,10 +16,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import msgspec
-from deltalake import DeltaTable, WriterProperties
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from ingest.commits import FENCED, Table, fence, refresh, set_property
+from ingest.commits import COMPACTOR, FENCED, Table, fence, refresh, set_property
 from ingest.config import LakeSettings
 from ingest.contracts.files import read_manifest
 from ingest.lake import SCHEMAS, TURNS, open_table
@@ -33,7 +33,6 @@ _COMPACTED = "everloop.compactedAt"
 _TARGET_BYTES = 128 << 20
 _SMALL_FILES = 8
 """Fewer than this are left as they are: each compaction writes the last, half-full file anew."""
-_WRITER = WriterProperties(compression="ZSTD", compression_level=3)
 
 
 class _Cut(msgspec.Struct):
@@ -81,12 +80,14 @@ def upkeep_if_due(
 ) -> bool:
     """`upkeep` where the last time is long enough ago, by one lander alone. `living` spools are remembered anew."""
     turns = open_table(lake, TURNS)
-    last = float(turns.metadata().configuration.get(_LOOKED_AFTER, 0))
-    if now < last + settings.upkeep_seconds:
+    last = turns.metadata().configuration.get(_LOOKED_AFTER)
+    if last is not None and now < float(last) + settings.upkeep_seconds:
         return False
     try:
         turns.alter.set_table_properties({_LOOKED_AFTER: f"{now:.3f}"}, raise_if_not_exists=False)
     except DeltaError:  # another lander does it
+        return False
+    if last is None:  # a new lake
         return False
     refresh(lake, living, now)
     upkeep(lake, settings, now, datasets=datasets)
@@ -99,7 +100,7 @@ def _compact(table: Table, now: float) -> None:
         # delta-rs 1.6 lets two compactions of the same files pass, and every row is there twice. A commit of metadata
         # first: of two that are under way, the snapshot of one is older than the other's, and it is refused.
         set_property(table, _COMPACTED, f"{now:.3f}")
-        table.snapshot.optimize.compact(target_size=_TARGET_BYTES, writer_properties=_WRITER)
+        table.snapshot.optimize.compact(target_size=_TARGET_BYTES, writer_properties=COMPACTOR)
 
 
 def _keep_log(table: Table, settings: LakeSettings) -> None:

@@ -1,15 +1,18 @@
 """Landing from the embedded log: every event is in the lake exactly once, whoever is killed, however often it runs."""
 
+import random
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from ingest.commits import Erasures, Table
 from ingest.config import LogSettings
+from ingest.contracts.arrays import pack_ids
 from ingest.contracts.events import Record, encode_event
 from ingest.embedded_log import EmbeddedLog, retain
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS, counts, landed, open_table, read
@@ -152,7 +155,7 @@ def test_of_a_damaged_segment_all_that_is_whole_lands_and_the_rest_is_named(tmp_
     folder = SpoolFolder(tmp_path / "spool" / spool_id)
     damaged = folder.sealed()[1].path
     image = bytearray(damaged.read_bytes())
-    image[len(image) // 2] ^= 1
+    image[image.index(b"a-70")] ^= 1  # within a row
     damaged.write_bytes(image)
     gone = folder.sealed()[2]
     gone.path.write_bytes(b"\0" * 20_000)
@@ -202,3 +205,25 @@ def test_the_report_is_as_complete_as_the_oldest_living_spool(tmp_path: Path):
     idle.close()
     assert land(log=EMBEDDED, spool=tmp_path / "spool", lake=tmp_path / "lake").rows[TURNS] == 1
     assert EmbeddedLog(tmp_path / "spool").watermark() == 0, "unknown before the pass"
+
+
+def test_turns_of_a_session_that_land_together_cost_what_the_longest_of_them_does(tmp_path: Path):
+    """50 turns whose prompt grows to 50,000 tokens, two sessions in turns: 10 MB of ids, of which 0.4 MB are not
+    repetitions."""
+    spool, lake = Spool.open(tmp_path / "spool"), tmp_path / "lake"
+    source = random.Random(1)
+    ids = {name: pack_ids([source.randrange(49152) for _ in range(50_000)]) for name in "ab"}
+    for length in range(1000, 51_000, 1000):
+        spool.append_sync([turn(f"{n}-{length}", session=n, prompt_ids=ids[n][: 4 * length]) for n in "ab"])
+    spool.close()
+    land(log=EMBEDDED, spool=tmp_path / "spool", lake=lake)
+    for path in (lake / TURNS).glob("*.parquet"):
+        group = pq.ParquetFile(path).metadata.row_group(0)
+        columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+        prompts = columns["prompt_ids"]
+        assert prompts.total_uncompressed_size > 10_000_000
+        assert prompts.total_compressed_size < 800_000
+    open_table(lake, TURNS).delete("session_id = 'a'")
+    left = read(lake, TURNS).to_table(columns=["turn_id", "prompt_ids"]).to_pylist()
+    assert all(row["prompt_ids"] == ids["b"][: len(row["prompt_ids"])] for row in left)
+    assert len(left) == 50
