@@ -170,6 +170,29 @@ def test_an_append_under_way_keeps_its_file_through_an_erasure(tmp_path: Path, m
     assert names(lake) == ["late", "turn-0", "turn-2"]
 
 
+def test_a_commit_that_an_erasure_left_below_its_checkpoint_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A lander slept between its look and its commit, while the log was cleared: nobody reads what it wrote."""
+    lake = filled(tmp_path, batches=1)
+    spool = Spool.open(tmp_path / "spool")
+    spool.append_sync([turn("late")])
+    spool.close()
+    real, lost = commits.write_deltalake, []
+
+    def write(snapshot, rows, **named):
+        if lost or not snapshot.table_uri.rstrip("/").endswith(TURNS):
+            return real(snapshot, rows, **named)
+        lost.append(snapshot.version())  # its commit goes nowhere
+        open_table(lake, TURNS).alter.set_table_properties({"x.y": "1"}, raise_if_not_exists=False)
+        upkeep(lake, LakeSettings(), time.time(), erase=True)
+
+    monkeypatch.setattr(commits, "write_deltalake", write)
+    land(log=LogSettings(), spool=tmp_path / "spool", lake=lake, settings=NEVER)
+    assert lost
+    assert names(lake) == ["late", "turn-0"]
+
+
 def test_landers_and_upkeep_at_once_lose_nothing(tmp_path: Path):
     lake, root = tmp_path / "lake", tmp_path / "spool"
     for name in SCHEMAS:
