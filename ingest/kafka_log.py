@@ -105,11 +105,12 @@ class KafkaLog:
         heard = time.monotonic()
         while not mine.reached(ends):
             polled = consumer.poll(timeout_ms=_POLL_MS, max_records=mine.room())
-            if mine.begin() or polled:
+            moved = mine.begin()
+            if moved or polled:
                 heard = time.monotonic()
             elif time.monotonic() > heard + _SILENT_SECONDS + (0 if mine.joined else _BATCH_MS / 1000):
                 raise LogError(f"topic {self._settings.topic} gives no records before its end: is its broker up?")
-            for messages in polled.values():
+            for messages in () if moved else polled.values():  # from where it stood before: they come again
                 for message in messages:
                     mine.take(message)
             if mine.full():
@@ -180,6 +181,8 @@ class _Mine(ConsumerRebalanceListener):
                     self._headless.add(number)
             # The consumer's own position runs ahead: it counts what it holds and has not given yet.
             self._next[number] = max(at, begins[partition])
+            # Of a partition that it had before, it would go on after what was forgotten.
+            self._consumer.seek(partition, self._next[number])
         return True
 
     def _committed(self, partition: TopicPartition) -> tuple[int, float | None]:

@@ -1,0 +1,64 @@
+"""A rebalance between a batch that was read and its landing: what was not landed is read again."""
+
+from types import SimpleNamespace
+
+from kafka import TopicPartition
+
+from ingest.config import LogSettings
+from ingest.kafka_log import KafkaLog
+from ingest.kafka_topic import EventPlace, event_headers
+
+PARTITION = TopicPartition("topic", 0)
+RECORDS = 9
+
+
+class Consumer:
+    """kafka-python's: of a partition that it keeps in a rebalance, it goes on where it was."""
+
+    config = {"group_id": "group"}  # noqa: RUF012
+
+    def __init__(self, rebalance_at: int) -> None:
+        self._position, self._polls, self._rebalance_at = 0, 0, rebalance_at
+
+    def subscribe(self, topics, listener) -> None:
+        self._listener = listener
+
+    def poll(self, timeout_ms: int, max_records: int):
+        self._polls += 1
+        if self._polls in (1, self._rebalance_at):
+            self._listener.on_partitions_revoked([])
+            self._listener.on_partitions_assigned([PARTITION])
+        at = self._position
+        self._position = min(at + 2, RECORDS)
+        return {PARTITION: [record(offset) for offset in range(at, self._position)]}
+
+    def seek(self, partition, offset: int) -> None:
+        self._position = offset
+
+    def partitions_for_topic(self, topic):
+        return {0}
+
+    def assignment(self):
+        return {PARTITION}
+
+    def beginning_offsets(self, partitions):
+        return {PARTITION: 0}
+
+    def end_offsets(self, partitions):
+        return {PARTITION: RECORDS}
+
+    def committed(self, partition, metadata):
+        return None
+
+
+def record(offset: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        partition=0, offset=offset, key=b"s", value=b"event", headers=event_headers(EventPlace(offset + 1, offset))
+    )
+
+
+def test_what_a_rebalance_made_forget_is_read_again() -> None:
+    for rebalance_at in range(2, 5):
+        log = KafkaLog(LogSettings(kind="kafka", topic="topic"), None)
+        [batch] = log._read(Consumer(rebalance_at), lambda spool_id: 0, shared=True)  # type: ignore[arg-type]
+        assert [record.sequence for record in batch] == list(range(1, RECORDS + 1))
