@@ -34,7 +34,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what runs is ended, what is mounted unmounted
     results = []
     home = Path(tempfile.mkdtemp(prefix="everloop-faults-"))
-    broker = Broker(home / "kafka")
+    broker = Broker(home / "broker")
     quarter = options.kills // 4
     try:
         broker.start()
