@@ -11,7 +11,8 @@ import msgspec
 
 from serving.gateway import counting, errors, feedback
 from serving.gateway.dialects import DIALECTS
-from serving.gateway.dialects.base import INTERNAL, MOST_VALUES, Dialect
+from serving.gateway.dialects.base import INTERNAL, Dialect
+from serving.gateway.dialects.values import MOST_VALUES
 from serving.gateway.progress import ARMS
 
 PATH = "/openapi.json"

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.gateway.dialects import DIALECTS
-from serving.gateway.dialects.base import INTERNAL, MOST_VALUES, Ask
+from serving.gateway.dialects.base import INTERNAL, Ask
+from serving.gateway.dialects.values import MOST_VALUES
 from serving.gateway.errors import BadRequest, Forbidden, TooLarge
 from serving.gateway.sessions import Conversation
 from tests.odd_json import KEYS, NESTED

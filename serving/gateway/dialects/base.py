@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from serving.gateway.errors import TOO_LONG, BadRequest, EngineRefused, Forbidden, GatewayError, TooLarge
+from serving.gateway.dialects.values import check_values, refuse_unread
+from serving.gateway.errors import TOO_LONG, BadRequest, EngineRefused, Forbidden, GatewayError
 
 SAMPLING = frozenset(
     {
@@ -46,13 +47,7 @@ MINTED = frozenset({"request_id", "session_id"})
 """Identities that the gateway mints: a caller's own are dropped, whatever its role."""
 NOT_RECORDED = ("user", "safety_identifier", "prompt_cache_key", "user_profile_id", "client_metadata")
 """Fields that name a person or an installation: known to the log by keyed hash only, if at all."""
-MOST_VALUES = 100_000
-"""How many values a body may have in its objects and lists, token ids of a prompt aside: each costs steps on the one
-event loop. A conversation of some thousand messages, with its tools, has half as many."""
 
-_BEGINNINGS = (b",", b"{", b"[")
-"""At least one of them stands before each value: where there are few, nothing needs to be counted. To look for them
-takes 90 µs in 90 kB, and is not needed in a body of fewer bytes than values."""
 _WHOLE = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "n"})
 _TOO_LONG = ("maximum context length", "longer than the maximum model length")
 """vLLM's words for a prompt that does not fit."""
@@ -119,8 +114,7 @@ class Dialect(ABC):
     def read(self, raw: bytes, *, admin: bool, max_samples: int, media_domains: Collection[str] = ()) -> Ask:
         """The request in `raw`. Raises `BadRequest` or `Forbidden`, naming the field, or `TooLarge`."""
         body = parse_object(raw)
-        if len(raw) > MOST_VALUES and sum(map(raw.count, _BEGINNINGS)) > MOST_VALUES:
-            _check_values(body)
+        check_values(raw, body)
         forward, dropped = self._sort_fields(body, admin)
         self.refuse(body)
         model = expect(body, "model", str, "")
@@ -304,7 +298,8 @@ def decode_bounded(raw: bytes | str) -> Any:
 
 
 def parse_object(raw: bytes) -> dict:
-    """The JSON object in `raw`; raises `BadRequest`."""
+    """The JSON object in `raw`; raises `BadRequest`, or `TooLarge` for one of very many values."""
+    refuse_unread(raw)
     try:
         body = decode_bounded(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -313,22 +308,6 @@ def parse_object(raw: bytes) -> dict:
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.")
     return body
-
-
-def _check_values(body: dict) -> None:
-    """Raises `TooLarge` for a body of more than `MOST_VALUES`."""
-    seen = len(body)
-    pending = [value for name, value in body.items() if name != "prompt"]
-    while pending and seen <= MOST_VALUES:
-        value = pending.pop()
-        if isinstance(value, dict | list):
-            seen += len(value)
-            pending.extend(value.values() if isinstance(value, dict) else value)
-    if seen > MOST_VALUES:
-        raise TooLarge(
-            f"The body has more than {MOST_VALUES:,} values (messages, parts, tools, and each field and list item in "
-            "them): send fewer."
-        )
 
 
 def encode_text(value: object) -> str:
