@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 
 from ingest.attribution import TURN_COLUMNS, Cut, joined
 from ingest.config import AttributionSettings, RewardSettings
-from ingest.datasets import ROWS_FILE, accepted_ids
+from ingest.contracts.dataset import DatasetManifest
+from ingest.contracts.files import read_manifest
+from ingest.datasets import accepted_ids
 from ingest.lake import ERASURES, FEEDBACK, TURNS, read
 
 _EVER = 1e12
@@ -148,7 +150,8 @@ def _row(datasets: Path, turn: dict[str, Any]) -> tuple[str, float] | None:
     """The accepted dataset that has the turn, and its weight there."""
     same = (pc.field("turn_id") == turn["turn_id"]) & (pc.field("sample") == turn["sample"])
     for dataset_id in accepted_ids(datasets, turn["policy"], turn["finished_at"]):
-        rows = datasets / turn["policy"] / dataset_id / ROWS_FILE
+        folder = datasets / turn["policy"] / dataset_id
+        rows = folder / read_manifest(folder, DatasetManifest).rows.path  # an erasure's successor has another file
         for weight in pq.read_table(rows, columns=["weight"], filters=same)["weight"].to_pylist():
             return dataset_id, weight
     return None

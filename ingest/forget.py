@@ -5,6 +5,7 @@ reads it, replays included. `erase` then lands, finds which turns and sessions b
 too), and once the lake knows the erasure removes what can be reached:
 
 - sealed segments of the spools are rewritten, an erasure in the place of each event; active ones once they are sealed;
+  events that the broker refused go;
 - rows of the lake are deleted, and the lake keeps no version, file or log entry of before (`ingest.upkeep`);
 - datasets get successors, validation results and pages that name a turn go (`ingest.successors`).
 
@@ -95,8 +96,11 @@ def erase(
     while True:
         file_erasures(book, receipt_id, spool)
         landed = land(log=log, spool=spool, lake=lake, settings=settings, datasets=datasets)
+        erased = _erasures_of(lake, receipt_id)
+        known = any(target != "turn" for target, _ in erased)
+        if known:  # landing has dropped turns, each of which is a target from now on
+            book.add_targets(receipt_id, erased, filed_at=0.0)
         goal = book.targets(receipt_id)
-        known = _knows(lake, receipt_id)
         settled = known and landed.watermark >= book.filed_at(receipt_id)
         if known and book.add_targets(receipt_id, belonging(lake, datasets, goal)):
             continue
@@ -224,9 +228,10 @@ def _folders(datasets: Path) -> list[Path]:
     return sorted(path for path in datasets.glob("*/*") if path.is_dir())
 
 
-def _knows(lake: Path, receipt_id: str) -> bool:
-    asked = (pc.field("erasure_id") == receipt_id) & (pc.field("target") != "turn")
-    return read(lake, ERASURES).count_rows(filter=asked) > 0
+def _erasures_of(lake: Path, receipt_id: str) -> list[tuple[str, str]]:
+    """(target, digest) of the receipt's erasures that the lake knows."""
+    rows = read(lake, ERASURES).to_table(columns=["target", "digest"], filter=pc.field("erasure_id") == receipt_id)
+    return list(zip(rows["target"].to_pylist(), rows["digest"].to_pylist(), strict=True))
 
 
 def _covering(payload: bytes, goal: Digests) -> tuple[str, str] | None:

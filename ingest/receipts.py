@@ -161,13 +161,16 @@ class Receipts:
             db.execute(f"UPDATE receipts SET {names} WHERE receipt_id = :id", values | {"id": receipt_id})
         return self.get(receipt_id)
 
-    def add_targets(self, receipt_id: str, targets: Iterable[tuple[str, str]]) -> int:
-        """Targets (target, digest) that were found to belong to it; how many of them are new."""
+    def add_targets(self, receipt_id: str, targets: Iterable[tuple[str, str]], filed_at: float | None = None) -> int:
+        """Targets (target, digest) that were found to belong to it; how many of them are new.
+
+        `filed_at`: since when they have been on the log, for those that need not be filed.
+        """
         with self._write() as db:
             before = db.total_changes
             db.executemany(
-                "INSERT OR IGNORE INTO targets VALUES (?, ?, ?, NULL)",
-                ((receipt_id, target, digest) for target, digest in targets),
+                "INSERT OR IGNORE INTO targets VALUES (?, ?, ?, ?)",
+                ((receipt_id, target, digest, filed_at) for target, digest in targets),
             )
             return db.total_changes - before
 

@@ -5,7 +5,7 @@ name datasets and parents. Pure over folders and the lake; times are Unix second
 named.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,8 @@ from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import read_manifest
 from ingest.contracts.rollout import Rollout
 from ingest.contracts.verdict import Verdict
-from ingest.lake import ERASURES, FEEDBACK, TURNS, read
+from ingest.explain import Explanation, explain
+from ingest.lake import TURNS, read
 
 _MANIFEST, _VERDICT, _ROLLOUT = "manifest.json", "verdict.json", "rollout.json"
 
@@ -70,17 +71,6 @@ class CheckpointTrace(msgspec.Struct, frozen=True, kw_only=True):
     """The parent, its parent, …"""
 
 
-class SignalTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One signal about a turn or its session, and what came of it (`ingest.rewards.Contribution`)."""
-
-    feedback_id: str
-    kind: str
-    source: str
-    target: str
-    received_at: float
-    status: str
-
-
 class TurnTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One sample of a turn, and everything that came of it."""
 
@@ -97,9 +87,8 @@ class TurnTrace(msgspec.Struct, frozen=True, kw_only=True):
     spool_id: str
     sequence: int
     landed_at: float
-    state: str
-    reward: float | None
-    signals: tuple[SignalTrace, ...]
+    judged: Explanation | None
+    """Its state, its reward and its signals; None where the configuration no longer has its policy."""
     datasets: tuple[str, ...]
     checkpoints: tuple[CheckpointTrace, ...]
     """Those that learned from it, and their descendants."""
@@ -130,11 +119,11 @@ def trace_turn(
     lake: Path,
     datasets: Path,
     checkpoints: Path,
-    settings: dict[str, tuple[AttributionSettings, RewardSettings]],
+    rules: Mapping[str, tuple[AttributionSettings, RewardSettings]],
     now: float,
     watermark: float,
 ) -> list[TurnTrace]:
-    """From a turn, each of its samples, to what came of it, as of `now`. `settings` are those of each policy.
+    """From a turn, each of its samples, to what came of it, as of `now`. `rules` are the settings of each policy.
 
     Raises `TraceError`.
     """
@@ -143,8 +132,13 @@ def trace_turn(
     rows = read(lake, TURNS).to_table(columns=columns, filter=pc.field("turn_id") == turn_id).to_pylist()
     if not rows:
         raise TraceError(f'there is no turn "{turn_id}" in the lake: not landed yet, erased, or never recorded')
-    policy, session = rows[0]["policy"], rows[0]["session_id"]
-    states, signals = _judged(lake, policy, turn_id, session, settings.get(policy), now, watermark)
+    policy = rows[0]["policy"]
+
+    def judged(sample: int) -> Explanation | None:
+        if policy not in rules:
+            return None
+        return explain(lake, turn_id, sample, rules=rules, datasets=datasets, now=now, watermark=watermark)
+
     named = tuple(_datasets_of(datasets / policy, turn_id))
     learned = learned_from(checkpoints, {(policy, name) for name in named})
     direct = [_checkpoint(checkpoints / name) for name in learned]
@@ -153,9 +147,7 @@ def trace_turn(
         TurnTrace(
             **{name: row[name] for name in columns if name != "weight_versions"},
             versions=tuple(dict.fromkeys(span["version"] for span in row["weight_versions"])),
-            state=states.get(row["sample"], ("unknown", None))[0],
-            reward=states.get(row["sample"], ("unknown", None))[1],
-            signals=tuple(signals.get(row["sample"], ())),
+            judged=judged(row["sample"]),
             datasets=named,
             checkpoints=known,
         )
@@ -242,36 +234,3 @@ def _datasets_of(folder: Path, turn_id: str) -> Iterator[str]:
             pair[0] == turn_id for pair in read_manifest(path.parent, DatasetManifest).pairs
         ):
             yield path.parent.name
-
-
-def _judged(
-    lake: Path,
-    policy: str,
-    turn_id: str,
-    session_id: str,
-    settings: tuple[AttributionSettings, RewardSettings] | None,
-    now: float,
-    watermark: float,
-) -> tuple[dict[int, tuple[str, float | None]], dict[int, list[SignalTrace]]]:
-    """State and reward of each sample, and its signals. Both need only the turn's own session."""
-    if settings is None:  # a policy that the configuration no longer has
-        return {}, {}
-    from ingest.attribution import Cut, joined
-
-    turns = read(lake, TURNS).to_table(filter=(pc.field("session_id") == session_id) & (pc.field("policy") == policy))
-    names = sorted({*turns["turn_id"].to_pylist(), session_id})
-    about = read(lake, FEEDBACK).to_table(filter=pc.field("target_id").isin(names))
-    tables = {TURNS: turns, FEEDBACK: about, ERASURES: read(lake, ERASURES)}
-    with joined(tables, policy, *settings, Cut(now, watermark), ()) as join:
-        mine = {"turn_id": turn_id}
-        states = join.execute("SELECT sample, state, reward FROM attributed WHERE turn_id = $turn_id", mine).fetchall()
-        rows = join.execute(
-            "SELECT sample, feedback_id, kind, source, target, received_at, status FROM signal"
-            " WHERE turn_id = $turn_id ORDER BY received_at, feedback_id, status",
-            mine,
-        ).fetchall()
-    signals: dict[int, list[SignalTrace]] = {}
-    for sample, *values in rows:
-        fields = dict(zip(SignalTrace.__struct_fields__, values, strict=True))
-        signals.setdefault(sample, []).append(SignalTrace(**fields))
-    return {sample: (state, reward) for sample, state, reward in states}, signals

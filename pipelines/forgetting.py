@@ -6,13 +6,11 @@
 A look takes each receipt as far as it goes now; the scheduler looks again until it is complete (`ingest.receipts`).
 """
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ingest.receipts import Receipt, Receipts, ReceiptState
-from ingest.trace import learned_from
 from pipelines.by_hand import mlflow_url
 from pipelines.config import Config
 from pipelines.errors import PipelineError
@@ -20,8 +18,6 @@ from pipelines.home import Home
 from pipelines.leftovers import clean_control, clean_runs, overwrite
 from pipelines.stack import addresses
 from pipelines.workers import Workers
-
-log = logging.getLogger(__name__)
 
 
 class Forgetting:
@@ -44,7 +40,6 @@ class Forgetting:
                 else:
                     self._remove(receipt, patience)
             except PipelineError as error:
-                log.error("receipt %s: %s", receipt.receipt_id, error)
                 self.receipts.note(receipt.receipt_id, waits=str(error))
             looked.append(self.receipts.get(receipt.receipt_id))
         return looked
@@ -69,7 +64,8 @@ class Forgetting:
         goal = self.receipts.targets(name)
         ids = clean_runs(h.database, goal) + overwrite(self._texts(), goal)
         self.receipts.note(name, removed={"ids": ids, "opted out": clean_control(h.control, goal)})
-        learned = learned_from(h.checkpoints, {(policy, dataset) for policy, dataset in reached["datasets"]})
+        changed = {(policy, dataset) for policy, dataset in reached["datasets"]}
+        learned = self._ingest("ingest.trace:learned_from", checkpoints=h.checkpoints, datasets=changed)
         self.receipts.note(name, checkpoints=learned)
         if learned:
             self._workers.call(

@@ -32,6 +32,7 @@ def trace(
 
     import msgspec
 
+    from ingest.spool import low_watermark
     from ingest.trace import trace_checkpoint, trace_turn
     from pipelines.cli.parts import open_home
 
@@ -45,8 +46,8 @@ def trace(
             _print(_of_checkpoint(one))
         return
     now = time.time()
-    settings = {policy: (s.attribution, s.rewards) for policy, s in found.policies.items()}
-    samples = trace_turn(name, **places, settings=settings, now=now, watermark=_watermark(found, home, now))
+    rules = {policy: (s.attribution, s.rewards) for policy, s in found.policies.items()}
+    samples = trace_turn(name, **places, rules=rules, now=now, watermark=low_watermark(home.spool, now))
     if as_json:
         print_json(msgspec.to_builtins(samples))
     else:
@@ -99,10 +100,11 @@ def _of_turn(found: "TurnTrace") -> "Tree":
             f"finish {found.finish}, {when(found.finished_at)}"
         )
     )
-    reward = "" if found.reward is None else f", reward {found.reward:g}"
-    signals = tree.add(_text(f"state {found.state}{reward}; {len(found.signals)} signals"))
-    for s in found.signals:
-        signals.add(_text(f"{s.kind} of {s.source} about its {s.target}, {when(s.received_at)}: {s.status}"))
+    if found.judged is not None:
+        reward = "" if found.judged.reward is None else f", reward {found.judged.reward:g}"
+        signals = tree.add(_text(f"state {found.judged.state}{reward}; {len(found.judged.signals)} signals"))
+        for s in found.judged.signals:
+            signals.add(_text(f"{s.kind} of {s.source} about its {s.target}, {when(s.received_at)}: {s.status}"))
     if not found.datasets:
         tree.add("in no dataset")
     for dataset in found.datasets:
@@ -134,10 +136,3 @@ def _text(said: str) -> Any:
     from rich.text import Text
 
     return Text(said)  # in a plain string rich would take [x] for markup
-
-
-def _watermark(config: Any, home: Any, now: float) -> float:
-    """How far the log is known to be complete: of the embedded log; of Kafka only a landing knows."""
-    from ingest.spool import low_watermark
-
-    return low_watermark(home.spool, now)

@@ -239,7 +239,8 @@ def test_what_comes_later_does_not_land_either(home: Home) -> None:
 
 def test_an_open_spool_holds_the_receipt_up_until_it_is_sealed(home: Home) -> None:
     gateway = Spool.open(home.spool, segment_seconds=3600.0)
-    gateway.append_sync([turn("anna", 17), turn("ben", 17)])
+    said = judged("anna", 17, kind=Kind.EDIT, text="edit of anna")
+    gateway.append_sync([turn("anna", 17), turn("ben", 17), said])
     asked = Receipts(home.receipts).request("subject", subject("anna"))
     reached = home.erase(asked.receipt_id, patience=0.0)
     assert (reached.known, reached.settled) == (True, False)
