@@ -32,6 +32,9 @@ NATIVE = (
     b"x-litellm-session-id",  # OpenHands
 )
 """Headers in which callers name their session, the first that is there."""
+MOST_ARGUMENTS = 1 << 20
+"""Characters of calls' arguments that are read in one conversation. What follows is compared as it is written: to read
+twelve million of them took more than a second, in which nobody else was served."""
 _REASONED = "</think>"
 """Ends the reasoning in a text, where no parser of the engine's has set it apart."""
 
@@ -46,12 +49,15 @@ def session_hash(secret: bytes, name: str) -> str:
     return keyed_hash(secret, "session", name)
 
 
-def canonical(message: dict) -> bytes:
-    """What of a message identifies it; equal for a sampled answer and the same answer sent back."""
+def canonical(message: dict, *, reads: bool = True) -> bytes:
+    """What of a message identifies it; equal for a sampled answer and the same answer sent back.
+
+    Unless it `reads` the arguments of calls, they must have been sent back as they were written.
+    """
     role, text, calls = message.get("role"), _text(message.get("content")), message.get("tool_calls")
     if role == "assistant" and isinstance(text, str):
         text = text.rpartition(_REASONED)[2].lstrip()  # Hermes sends back what follows it
-    return _encode((role, text, _calls(calls) if calls else []))
+    return _encode((role, text, _calls(calls, reads) if calls else []))
 
 
 def _text(content: object) -> object:
@@ -65,12 +71,13 @@ def _text(content: object) -> object:
     return content.strip() if isinstance(content, str) else content or ""
 
 
-def _calls(calls: object) -> list[object]:
-    named: list[object] = []
+def _calls(calls: object, reads: bool) -> list[tuple[object, object]]:
+    named: list[tuple[object, object]] = []
     for call in calls if isinstance(calls, list) else []:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
-            named.append((function.get("name"), _arguments(function.get("arguments"))))
+            arguments = function.get("arguments")
+            named.append((function.get("name"), _arguments(arguments) if reads else arguments))
     return named
 
 
@@ -89,6 +96,7 @@ class Conversation:
     def __init__(self, secret: bytes, owner: str, messages: Sequence[dict]) -> None:
         """`owner` names the key and the end user: equal words of others are other conversations."""
         self._secret = secret
+        self._room = MOST_ARGUMENTS
         self._after_assistant: list[str] = []
         head = keyed_hash(secret, "prefix", owner)
         self.opening = head
@@ -104,7 +112,10 @@ class Conversation:
         self._head = head
 
     def _link(self, head: str, message: dict) -> str:
-        return keyed_hash(self._secret, "prefix", head.encode() + canonical(message))
+        if calls := message.get("tool_calls"):
+            written = (arguments for _, arguments in _calls(calls, reads=False) if isinstance(arguments, str))
+            self._room -= sum(map(len, written))
+        return keyed_hash(self._secret, "prefix", head.encode() + canonical(message, reads=self._room >= 0))
 
     def close(self, answer: dict | None) -> tuple[str, tuple[str, ...]]:
         """Session id and prefix hashes of the turn that got `answer` (None: no answer is known)."""

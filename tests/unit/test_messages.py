@@ -134,6 +134,8 @@ def test_a_person_is_known_by_user_id_without_the_session_and_stands_in_no_recor
     assert first.user == later.user != read([HELLO]).user
     assert (first.session, later.session) == ("s1", "s2")
     assert json.loads(first.recorded)["metadata"] == {"kind": "x"}
+    long = read([HELLO], metadata={"user_id": json.dumps({"session_id": "s1", "x": "y" * 5000})})
+    assert long.session is None  # as others name a person: to look into it may cost much
     before = read([HELLO], metadata={"user_id": "user_1f_account_2e_session_3d"})
     assert (before.user, before.session) == ("user_1f_account_2e", "3d")
 

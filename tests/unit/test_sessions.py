@@ -1,6 +1,6 @@
 """The conversation names itself: one session, each turn under its parent, whatever harnesses reshape."""
 
-from serving.gateway.sessions import Conversation, canonical, session_hash
+from serving.gateway.sessions import MOST_ARGUMENTS, Conversation, canonical, session_hash
 
 SECRET = b"secret"
 SYSTEM, HELLO = {"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}
@@ -30,6 +30,19 @@ def test_equal_openings_part_at_their_answers_and_other_owners_are_others() -> N
     other = {"role": "assistant", "content": "good day"}
     assert turn([HELLO], ANSWER)[0] != turn([HELLO], other)[0]
     assert turn([HELLO], ANSWER)[0] != turn([HELLO], ANSWER, owner="other key")[0]
+
+
+def test_arguments_are_read_up_to_a_bound_and_a_turn_beyond_it_still_finds_its_parent() -> None:
+    def call(arguments: str) -> dict:
+        return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+    long = call(" " * (MOST_ARGUMENTS - 8) + '{"a": 1}')
+    for before, same in (([HELLO, long], False), ([HELLO, call("{}")], True)):
+        first, spaced, again = (turn([*before, HELLO], call(text))[1] for text in ('{"a":1}', '{"a": 1}', '{"a":1}'))
+        assert (first == spaced) is same
+        assert first == again
+        assert first[-1] in turn([*before, HELLO, call('{"a":1}'), HELLO], ANSWER)[1][:-2]
+    assert turn([HELLO, long], ANSWER) == turn([HELLO, call('{"a":1}')], ANSWER)
 
 
 def test_a_regenerated_turn_shares_all_but_the_last_hash() -> None:

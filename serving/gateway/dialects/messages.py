@@ -37,6 +37,9 @@ _KINDS = {
 _BILLING = "x-anthropic-billing-header"
 """How a line of Claude Code's system prompt begins that changes with each request; vLLM leaves it out, too."""
 
+_LONGEST_PERSON = 4096
+"""Characters of a `user_id` that is looked into: what Claude Code sends has some two hundred."""
+
 
 class _Delta(msgspec.Struct):
     type: str = ""
@@ -186,7 +189,7 @@ class Messages(Dialect):
 
 def _person(user: str) -> tuple[str, str | None]:
     """End user and session in Claude Code's `user_id`: a JSON object, or, before, one name joined of three."""
-    if user.startswith("{"):
+    if user.startswith("{") and len(user) <= _LONGEST_PERSON:
         try:
             parts = decode_bounded(user)
         except (msgspec.MsgspecError, RecursionError):
