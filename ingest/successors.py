@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ingest.contracts.dataset import DatasetManifest, Succession
+from ingest.contracts.dataset import DatasetManifest, GateCheck, Succession
 from ingest.contracts.erasure import TARGETS, erasure_digest
 from ingest.contracts.files import FileEntry, digest_file, read_manifest, sync, verify_files, write_atomically
 from ingest.datasets import CANDIDATE, MANIFEST, write_groups
@@ -82,24 +82,35 @@ def _succeed(folder: Path, name: str, manifest: DatasetManifest, goal: Digests, 
     before = folder / manifest.rows.path
     left = _left(pq.read_table(before, columns=_IDS), goal)
     gone = left.false_count
+    gate = tuple(_without(check, goal) for check in manifest.gate)  # its suites name turns of the lake, too
     if not gone:
+        if gate != manifest.gate:
+            _replace(folder, name, msgspec.structs.replace(manifest, gate=gate))
         return 0
     after = folder / f"rows-{len(manifest.erased) + 1}.parquet"
     segments: set[str] = set()
     written = write_groups(after, _groups(before, left, segments))
     sync(after)
-    kept = {turn_id for turn_id, _, _ in written.pairs}
     successor = msgspec.structs.replace(
         manifest,
         pairs=tuple(written.pairs),
         baselines={segment: found for segment, found in manifest.baselines.items() if segment in segments},
-        gate=tuple(msgspec.structs.replace(c, rows=tuple(r for r in c.rows if r in kept)) for c in manifest.gate),
+        gate=gate,
         rows=FileEntry(after.name, after.stat().st_size, digest_file(after)),
         statistics=manifest.statistics | written.statistics(),
         erased=(*manifest.erased, Succession(receipt_id, gone, manifest.rows.sha256, now)),
     )
-    write_atomically(folder / name, msgspec.json.format(msgspec.json.encode(successor), indent=1) + b"\n")
+    _replace(folder, name, successor)
     return gone
+
+
+def _replace(folder: Path, name: str, manifest: DatasetManifest) -> None:
+    write_atomically(folder / name, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+
+
+def _without(check: GateCheck, goal: Digests) -> GateCheck:
+    rows = tuple(row for row in check.rows if erasure_digest("turn", row) not in goal)
+    return msgspec.structs.replace(check, rows=rows)
 
 
 def _groups(rows: Path, left: pa.BooleanArray, segments: set[str]) -> Iterator[pa.Table]:
