@@ -6,16 +6,20 @@
 A look takes each receipt as far as it goes now; the scheduler looks again until it is complete (`ingest.receipts`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from ingest.contracts.dataset import DatasetManifest
+from ingest.contracts.files import read_manifest
 from ingest.receipts import Receipt, Receipts, ReceiptState
 from pipelines.by_hand import mlflow_url
 from pipelines.config import Config
 from pipelines.errors import PipelineError
 from pipelines.home import Home
 from pipelines.leftovers import clean_control, clean_runs, overwrite
+from pipelines.records import Stage, StageState
+from pipelines.runs import Runs
 from pipelines.stack import addresses
 from pipelines.workers import Workers
 
@@ -75,7 +79,10 @@ class Forgetting:
                 checkpoints=learned,
                 receipt_id=name,
             )
-        if reached["settled"]:
+        if (run_id := self._training(changed)) is not None:
+            waits = f"run {run_id} is training on rows from before: its checkpoint will have learned from them"
+            self.receipts.note(name, waits=waits)
+        elif reached["settled"]:
             ends = self._ingest("ingest.forget:topic_bounds", log=self._log())["ends"]
             self.receipts.note(name, kafka_ends=ends)
             self.receipts.move(name, ReceiptState.RETAINED if ends else ReceiptState.COMPLETE)
@@ -88,6 +95,18 @@ class Forgetting:
             self.receipts.note(receipt.receipt_id, waits=waits)
         else:
             self.receipts.move(receipt.receipt_id, ReceiptState.COMPLETE)
+
+    def _training(self, changed: Collection[tuple[str, str]]) -> str | None:
+        """The run that has begun to train on one of these (policy, dataset) before its successor was there."""
+        runs = Runs(self._home.database)
+        for policy, dataset in sorted(changed):
+            run = runs.unfinished(policy)
+            stage = run.stage(Stage.TRAIN) if run is not None and run.dataset_id == dataset else None
+            if run is not None and stage is not None and stage.state is StageState.RUNNING:
+                manifest = read_manifest(self._home.datasets / policy / dataset, DatasetManifest)
+                if stage.started_at <= max(succession.at for succession in manifest.erased):
+                    return run.run_id
+        return None
 
     def _texts(self) -> Iterator[Path]:
         """Files of text in which an id may stand."""

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from ingest.contracts.dataset import DatasetManifest
-from ingest.contracts.files import read_manifest, verify_files
+from ingest.contracts.files import read_manifest, verify_files, write_manifest
 from ingest.receipts import ReceiptState
 from pipelines import forgetting
 from pipelines.config import Config
@@ -136,6 +136,27 @@ def test_a_registry_that_is_away_holds_the_receipt_up(
     monkeypatch.setattr(forgetting, "mlflow_url", lambda home: uri)
     [receipt] = forgetting_.look()
     assert receipt.state is ReceiptState.COMPLETE
+
+
+def test_a_run_that_trains_on_the_old_rows_is_waited_for(whole: tuple[Folders, Forgetting, str]) -> None:
+    folders, forgetting_, _ = whole
+    runs = Runs(folders.database)
+    run = runs.create("helper")
+    folder = folders.datasets / "helper" / "d1"
+    manifest = msgspec.structs.replace(read_manifest(folder, DatasetManifest), dataset_id=run.dataset_id)
+    write_manifest(folder, manifest)
+    folder.rename(folder.with_name(run.dataset_id))
+    runs.begin(run.run_id, Stage.TRAIN)
+    forgetting_.receipts.request("subject", subject("anna"))
+    [receipt] = forgetting_.look(patience=10.0)
+    assert receipt.state is ReceiptState.REMOVING
+    assert f"run {run.run_id} is training" in receipt.waits
+    assert mentions(folders.root, words("anna")) == set()
+    runs.end(run.run_id, Stage.TRAIN, StageState.FINISHED)
+    trained_on(make_checkpoint(folders.checkpoints, run.checkpoint_id, policy="helper"), run.dataset_id)
+    [receipt] = forgetting_.look()
+    assert receipt.state is ReceiptState.COMPLETE
+    assert receipt.checkpoints == (f"helper/{run.checkpoint_id}",)
 
 
 def test_kafka_is_waited_for_until_its_retention_has_passed(
