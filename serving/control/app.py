@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -55,6 +56,7 @@ def create_app(database: Database, token: str, settings: ControlSettings) -> Fas
     app.add_middleware(_Admission, control=control)
     app.add_exception_handler(ControlError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_parameter)
 
     @app.get("/health")
     def health() -> dict[str, str]:
@@ -99,6 +101,12 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     return _json({"error": f"{request.method} is not served at this path."}, status)
+
+
+async def _answer_parameter(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError), "as it was registered"
+    names = ", ".join(str(wrong["loc"][-1]) for wrong in error.errors())
+    return _json({"error": f"Not what this path takes: {names}."}, 400)
 
 
 router = APIRouter(prefix="/v1")

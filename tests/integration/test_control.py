@@ -70,6 +70,7 @@ def test_the_token_and_the_shape_of_errors(stack: Stack) -> None:
         ("DELETE", "/v1/keys/none", {}, 404),
         ("DELETE", "/v1/engines/none", {}, 404),
         ("POST", "/v1/swaps", [1], 400),
+        ("GET", "/v1/swaps?since=yesterday", None, 400),
     ):
         answer = stack.control(method, path, body)
         assert answer.status_code == status, (path, answer.text)
