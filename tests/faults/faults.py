@@ -15,6 +15,7 @@ from ingest.contracts.events import decode_event
 from ingest.contracts.feedback import Feedback
 from ingest.contracts.turn import Turn
 from ingest.spool import folders, read_segment
+from ingest.spool.segment import PAGE_BYTES
 from tests.faults.machine import DISK_BYTES, Machine, Part, say
 from tests.integration.serving_stack import answers
 from tests.kafka import Broker
@@ -22,7 +23,6 @@ from tests.kafka import Broker
 _WEIGHTS = {"gateway": 3.0, "forwarder": 3.0, "lander": 3.0, "broker": 1.5, "freezer": 1.0}
 _JUMPS = (5.0, 3600.0, 2 * 86400.0, 10 * 86400.0)
 """Seconds that a clock is off by, at most, in either direction."""
-_PAGE = 4096
 _INLINE = 400
 """Bytes of a row that SQLite keeps together on its page, however long the row is; they have the event's id."""
 
@@ -168,9 +168,9 @@ class Faults:
             data[at + self._random.randrange(min(len(payload), _INLINE))] ^= 0x20
             lost = [(sequence, payload)]
         else:
-            page = at // _PAGE
-            data[page * _PAGE : (page + 1) * _PAGE] = bytes(_PAGE)
-            lost = [(sequence, payload) for at, sequence, payload in found if at // _PAGE == page]
+            page = at // PAGE_BYTES
+            data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = bytes(PAGE_BYTES)
+            lost = [(sequence, payload) for at, sequence, payload in found if at // PAGE_BYTES == page]
         path.write_bytes(data)
         for sequence, payload in lost:
             self.destroyed.places.append((path.parent.name, sequence))
