@@ -151,6 +151,7 @@ class _Mine(ConsumerRebalanceListener):
     def on_partitions_revoked(self, revoked: Any) -> None:
         """What was read and not landed is read again, by whoever gets the partition."""
         self._forget()
+        self.joined = False
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         """From the committed offsets; `begin` has the rest, once the consumer may be asked again."""

@@ -42,6 +42,9 @@ class Consumer:
             raise CommitFailedError
         self.offsets |= offsets
 
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        pass
+
 
 def mine(consumer: Consumer, landed: int = 0, lost_after: float = 3600.0) -> _Mine:
     """Right after its partitions were assigned."""
@@ -81,6 +84,7 @@ def test_partitions_that_move_take_what_was_not_landed_with_them():
     reader.take(event(0, 1))
     reader.on_partitions_revoked([ZERO])
     assert (reader.batch, reader.marks) == ([], {})
+    assert not reader.reached({ZERO: 1}), "it has none until it is told which"
     reader.on_partitions_assigned([ZERO])
     reader.begin()
     reader.take(event(0, 1))
