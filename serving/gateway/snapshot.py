@@ -24,6 +24,10 @@ from ingest.contracts.process_logs import described
 
 log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(Snapshot).decode
+PATIENCE_SECONDS = 1.0
+"""How long a poll may take after one that was answered: of an answer that got lost on its way nobody hears. Twice as
+long after each that was late, up to `_LONGEST_SECONDS`, for control may be slow; as long at the start."""
+_LONGEST_SECONDS = 5.0
 _NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 _NO_ANSWER = (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError, OSError)
 """How a poll may fail by what control, or the way to it, does."""
@@ -77,13 +81,14 @@ class Follower:
         self._told: str | None = None
         """What control said of it last."""
         self._etag = ""
+        self._patience = _LONGEST_SECONDS
         self._changed = asyncio.Event()
         self._away: type[Exception] | None = None
         """How the last poll failed, if it did."""
         self.view: View
 
     async def __aenter__(self) -> "Follower":
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), trust_env=False)
+        self._session = aiohttp.ClientSession(trust_env=False)
         try:
             await self._start()
         except BaseException:
@@ -137,12 +142,15 @@ class Follower:
             "if-none-match": self._etag,
             WORKER_HEADER: self._name,
         }
-        async with self._session.get(self._url, headers=headers) as response:
+        timeout = aiohttp.ClientTimeout(total=self._patience)
+        self._patience = min(2 * self._patience, _LONGEST_SECONDS)
+        async with self._session.get(self._url, headers=headers, timeout=timeout) as response:
             response.raise_for_status()
             self._count(response.headers.get(WORKERS_HEADER))
+            body = await response.read()
+            self._patience = PATIENCE_SECONDS
             if response.status == 304:
                 return
-            body = await response.read()
             self.view = View(_decode(body))
             self._etag = response.headers.get("etag", "")
         changed, self._changed = self._changed, asyncio.Event()

@@ -22,10 +22,14 @@ class Control:
         self.polls = 0
         self.garbage = b""
         """What it answers instead."""
+        self.late: dict[int, float] = {}
+        """Seconds before the answer to a poll, by its number."""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.polls += 1
-        told = Snapshot(revision=self.polls, keys=(), policies=(), engines=())
+        number = self.polls
+        await asyncio.sleep(self.late.get(number, 0.0))
+        told = Snapshot(revision=number, keys=(), policies=(), engines=())
         headers = {WORKERS_HEADER: self.said.pop(0)} if self.said else {}
         return web.Response(body=self.garbage or msgspec.json.encode(told), headers=headers)
 
@@ -34,7 +38,7 @@ class Control:
 async def listening(control: Control) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get("/v1/snapshot", control.answer)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -71,6 +75,17 @@ async def test_where_control_gives_no_snapshot_the_one_that_was_kept_serves(tmp_
         saved.write_bytes(msgspec.json.encode(Snapshot(revision=7, keys=(), policies=(), engines=())))
         async with Follower(url, "token", saved, 3600) as follower:
             assert follower.view.revision == 7
+
+
+async def test_an_answer_that_does_not_come_is_not_waited_for_long_and_slow_ones_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "PATIENCE_SECONDS", 0.1)
+    control = Control()
+    control.late = {2: 3600, 4: 0.3, 5: 0.3, 6: 0.3}  # 4 and 5 are late, and 6 is not by then
+    async with listening(control) as url, Follower(url, "token", tmp_path / "saved", 0.001) as follower:
+        await followed(follower, 3)
+        await followed(follower, 6)
 
 
 async def test_whatever_goes_wrong_control_is_asked_again(
