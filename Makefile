@@ -59,4 +59,4 @@ lock: setup  ## requirements.lock anew, from pyproject.toml
 	  --no-annotate --no-header --generate-hashes -o requirements.lock
 
 clean:  ## everything that was made here
-	rm -rf $(VENV) .cache dist deploy/kafka/libs demo-home
+	rm -rf $(VENV) .cache dist deploy/kafka/libs deploy/spark/libs demo-home

@@ -1,8 +1,8 @@
 """Attribution: each turn of a policy has exactly one current state, whatever the order in which events landed.
 
 A windowed join in SQL over the lake's turns, feedback and erasures: `sql/turns.sql`, then `sql/implicit.sql` (what the
-traffic itself tells, see `ingest.implicit`), then `sql/attribution.sql`. It runs on DuckDB here; `sql/functions.sql`
-holds the few functions whose names differ, so that the same text can run on Spark.
+traffic itself tells, see `ingest.implicit`), then `sql/attribution.sql`. It runs on DuckDB, or as it is on Spark
+(`ingest.spark_join`); the few functions whose names differ are in `sql/functions.sql` and `sql/spark_functions.sql`.
 
 **A signal counts** for a turn when it names the turn (or its session, by name or by any turn of it: then for every turn
 of the session that had begun when it was received, undivided; by a turn, of the same key and subject, and of a session
@@ -40,6 +40,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import msgspec
@@ -66,6 +67,8 @@ TURN_COLUMNS = (
     *("spool_id", "sequence"),
 )
 """What the SQL reads of the lake's turns."""
+_MOMENT = 1e-6
+"""Seconds: where a retry's time begins, and what it is at least."""
 _MEMORY = "2GiB"
 """DuckDB's own; what it cannot hold goes to the scratch folder."""
 
@@ -181,13 +184,26 @@ def attributed(
     used: Iterable[tuple[str, int]],
     scratch: Path | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """`joined` over the tables of the lake."""
+    """`joined` over the tables of the lake, by the configured engine."""
     tables = {table: read(lake, table, cut.lake_versions.get(table)) for table in _TABLES}
     # DuckDB hands no bound of a double to Arrow, which knows the files that lie before it.
     since = cut.since(settings)
     tables[TURNS] = tables[TURNS].filter(pc.field("finished_at") >= since)
     tables[FEEDBACK] = tables[FEEDBACK].filter(pc.field("received_at") >= since - settings.window_seconds)
-    with joined(tables, policy, settings, rewards, cut, used, scratch) as join:
+    if settings.engine == "duckdb":
+        with joined(tables, policy, settings, rewards, cut, used, scratch) as join:
+            yield join
+        return
+    from ingest.spark_join import RESULTS, join_on_spark
+
+    given = _given(settings, rewards, used)
+    versions = {**lake_versions(lake), **cut.lake_versions}
+    with _connection(tables, given, scratch) as (join, folder):
+        parameters = _parameters(policy, settings, rewards, cut)
+        join_on_spark(lake, versions, parameters, given, rewards, settings.spark, folder)
+        for name in RESULTS:
+            files = str(folder / name / "*.parquet")
+            join.execute(f"CREATE TEMP TABLE {name} AS SELECT * FROM read_parquet($files)", {"files": files})
         yield join
 
 
@@ -204,41 +220,60 @@ def joined(
     """A DuckDB connection with the tables `attributed` (a row a turn), `signal` (a row a signal and turn),
     `implicit` (those of the signals that were computed), `turn` (its turns, as read), `version_age`, and the lake's
     `lake_turns`, `lake_feedback`, `lake_erasures`. `used` are (turn id, sample) of accepted datasets."""
+    parameters = _parameters(policy, settings, rewards, cut)
+    with _connection(tables, _given(settings, rewards, used), scratch) as (join, _):
+        register(join, rewards.implicit)
+        for script in _SCRIPTS:
+            for statement, named in statements(script, parameters):
+                join.execute(statement, named)
+        yield join
+
+
+@contextmanager
+def _connection(
+    tables: Mapping[str, pa.Table | pa.dataset.Dataset], given: Mapping[str, pa.Table], scratch: Path | None
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, Path]]:
+    """DuckDB with the tables, and a folder that lives as long."""
+    with tempfile.TemporaryDirectory(prefix="join-", dir=scratch) as folder, duckdb.connect() as join:
+        join.execute("SET memory_limit = $memory", {"memory": _MEMORY})
+        join.execute("SET temp_directory = $folder", {"folder": folder})
+        join.execute("SET preserve_insertion_order = false")
+        for name, rows in {**{f"lake_{table}": tables[table] for table in _TABLES}, **given}.items():
+            join.register(name, rows)
+        yield join, Path(folder)
+
+
+def _parameters(policy: str, settings: AttributionSettings, rewards: RewardSettings, cut: Cut) -> dict[str, Any]:
+    """Those of the SQL, by name."""
     rule, _, name = rewards.segment.partition(":")
-    parameters = {
+    return {
         "policy": policy,
         "cut": cut.at,
         "since": cut.since(settings),
         "watermark": cut.watermark,
         "window": settings.window_seconds,
         "settle": settings.settle_seconds,
-        "retry": settings.retry_seconds,
+        "retry": max(settings.retry_seconds, _MOMENT),
         "fresh_seconds": settings.fresh_seconds,
         "fresh_versions": settings.fresh_versions,
         "segment_rule": rule,
         "segment_path": f"$.{name}" if name else "$",
         **rewards.model_dump(exclude={"version", "segment", "implicit", "weights"}),
     }
-    worth = rewards.implicit.worth()
-    pairs = list(used)
+
+
+def _given(
+    settings: AttributionSettings, rewards: RewardSettings, used: Iterable[tuple[str, int]]
+) -> dict[str, pa.Table]:
+    """The small tables that the SQL reads beside the lake's, by name."""
+    pairs, worth = list(used), rewards.implicit.worth()
     turn_ids, samples = pa.array([t for t, _ in pairs], pa.string()), pa.array([s for _, s in pairs], pa.int32())
-    with tempfile.TemporaryDirectory(prefix="join-", dir=scratch) as spill, duckdb.connect() as join:
-        join.execute("SET memory_limit = $memory", {"memory": _MEMORY})
-        join.execute("SET temp_directory = $spill", {"spill": spill})
-        join.execute("SET preserve_insertion_order = false")
-        for table in _TABLES:
-            join.register(f"lake_{table}", tables[table])
-        join.register("trusted", pa.table({"key_id": pa.array(settings.trusted_keys, pa.string())}))
-        join.register("used", pa.table({"turn_id": turn_ids, "sample": samples}))
-        join.register(
-            "implicit_worth",
-            pa.table({"rule": pa.array(worth.keys(), pa.string()), "worth": pa.array(worth.values(), pa.float64())}),
-        )
-        register(join, rewards.implicit)
-        for script in _SCRIPTS:
-            for statement, named in statements(script, parameters):
-                join.execute(statement, named)
-        yield join
+    rules, numbers = pa.array(worth.keys(), pa.string()), pa.array(worth.values(), pa.float64())
+    return {
+        "trusted": pa.table({"key_id": pa.array(settings.trusted_keys, pa.string())}),
+        "used": pa.table({"turn_id": turn_ids, "sample": samples}),
+        "implicit_worth": pa.table({"rule": rules, "worth": numbers}),
+    }
 
 
 def lake_versions(lake: Path) -> dict[str, int]:

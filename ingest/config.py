@@ -122,12 +122,13 @@ class AttributionSettings(BaseModel):
     )
     engine: Literal["duckdb", "spark"] = Field(
         default="duckdb",
-        description="What runs the join: `duckdb`, in the process; `spark`, for a lake that one machine cannot look at. "
-        "The results are the same.",
+        description="What runs the join: `duckdb`, in the process; `spark`, for a lake too large for one machine. The "
+        "results are the same.",
     )
     spark: dict[str, str] = Field(
         default={},
-        description="Spark: properties of its session, such as `spark.master`. By default it runs on this machine.",
+        description="Spark: properties of its session, such as `spark.master`; this machine by default. They stand in "
+        "manifests: credentials belong in Spark's own configuration.",
     )
     history_seconds: float = Field(
         default=604_800.0,

@@ -71,24 +71,35 @@ def identify(settings: ImplicitSettings) -> Classifier:
     return Classifier(settings.classifier, hashlib.sha256(Path(file).read_bytes()).hexdigest())
 
 
-def register(join: duckdb.DuckDBPyConnection, settings: ImplicitSettings) -> None:
-    """The functions that the SQL asks of texts; Spark registers the same ones.
+def text_functions(settings: ImplicitSettings) -> tuple[tuple[str, Callable[..., Any], str], ...]:
+    """The functions that the SQL asks of texts: name, function of values, SQL type of what it gives.
 
     Raises `ClassifierError`.
     """
-    classify = _load(settings.classifier)
+    complaint = functools.partial(_probability, settings.classifier, _load(settings.classifier))
+    failed = functools.partial(is_error, settings=settings)
+    return ("kept_share", kept_share, "double"), ("complaint", complaint, "double"), ("is_error", failed, "boolean")
 
-    # A column at a time: DuckDB's own way from row to row costs more than the functions do.
-    def complaint(said: pa.ChunkedArray) -> pa.Array:
-        return pa.array([_probability(settings.classifier, classify, text) for text in said.to_pylist()], pa.float64())
 
-    def failed(results: pa.ChunkedArray) -> pa.Array:
-        return pa.array([is_error(text, settings) for text in results.to_pylist()], pa.bool_())
+def register(join: duckdb.DuckDBPyConnection, settings: ImplicitSettings) -> None:
+    """Makes them known to DuckDB, a column at a time: its own way from row to row costs more than they do.
 
-    text: Any = "VARCHAR"
-    join.create_function("kept_share", kept_share, [text] * 3, "DOUBLE", null_handling=SPECIAL)
-    join.create_function("complaint", complaint, [text], "DOUBLE", type=ARROW)
-    join.create_function("is_error", failed, [text], "BOOLEAN", type=ARROW)
+    Raises `ClassifierError`."""
+    for name, function, kind in text_functions(settings):
+        columns = _of_three(function) if function is kept_share else _of_one(function, kind)
+        parameters: list[Any] = ["VARCHAR"] * (3 if function is kept_share else 1)
+        join.create_function(name, columns, parameters, kind, type=ARROW, null_handling=SPECIAL)
+
+
+def _of_one(function: Callable[..., Any], kind: str) -> Callable[[pa.ChunkedArray], pa.Array]:
+    given = pa.float64() if kind == "double" else pa.bool_()
+    return lambda column: pa.array([function(value) for value in column.to_pylist()], given)
+
+
+def _of_three(function: Callable[..., Any]) -> Callable[..., pa.Array]:
+    return lambda one, two, three: pa.array(
+        map(function, one.to_pylist(), two.to_pylist(), three.to_pylist()), pa.float64()
+    )
 
 
 def kept_share(dialect: str | None, answer: str | None, text: str | None) -> float | None:

@@ -1,6 +1,5 @@
--- What the join needs and DuckDB names otherwise: the names are Spark's, or ours where Spark has none.
--- Spark registers `first_version` and `from_end` (try_element_at) in the same way. What reads the
--- wire formats is Python's (`ingest/implicit.py`): kept_share, complaint, is_error.
+-- What the join needs and DuckDB names otherwise: the names are Spark's, or ours where Spark has none
+-- (`spark_functions.sql`). What reads texts is Python's (`ingest/implicit.py`): kept_share, complaint, is_error.
 
 CREATE MACRO get_json_object(document, path) AS
     CASE WHEN json_valid(document) THEN json_extract_string(document, path) END;
@@ -11,5 +10,3 @@ CREATE MACRO explode(list) AS unnest(list);
 CREATE MACRO erasure_digest(target, id) AS sha256(target || ':' || id);
 
 CREATE MACRO first_version(spans) AS spans[1].version;
-
-CREATE MACRO from_end(list, place) AS list[-place];
