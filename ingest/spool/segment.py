@@ -102,6 +102,7 @@ class ActiveSegment:
         self.bytes = 0
         self._last = 0
         self._range: tuple[int, int] | None = None
+        made = not path.exists()
         self._connection = _connect(path)
         try:
             synchronous = f"synchronous={'FULL' if durable else 'OFF'}"
@@ -109,11 +110,13 @@ class ActiveSegment:
             for pragma in (f"page_size={PAGE_BYTES}", *pragmas):
                 self._connection.execute(f"PRAGMA {pragma}")
             self._connection.execute(_SCHEMA)
-        except sqlite3.Error:
+            if durable:
+                sync(path.parent)
+        except (sqlite3.Error, OSError):
             self._connection.close()
+            for part in path.parent.glob(f"{path.name}*") if made else ():
+                part.unlink()  # nobody knows of it, and its spool would never be done
             raise
-        if durable:
-            sync(path.parent)
 
     def write(self, first: int, payloads: Sequence[bytes]) -> None:
         """Commits `payloads` as sequences `first`, `first + 1`, …. Raises `sqlite3.Error`.

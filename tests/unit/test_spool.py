@@ -18,6 +18,7 @@ from ingest.spool import (
     adopt,
     low_watermark,
     read_segment,
+    segment,
 )
 
 
@@ -114,8 +115,8 @@ def test_a_full_spool_refuses_and_takes_again_when_bytes_are_gone(tmp_path: Path
     with pytest.raises(SpoolFull):
         spool.append_sync([erasure("x" * 300_000)])
     until(lambda: sum(s.last - s.first + 1 for s in spool.folder.sealed()) == accepted)
-    for segment in spool.folder.sealed():
-        segment.path.unlink()
+    for sealed in spool.folder.sealed():
+        sealed.path.unlink()
     until(lambda: spool.room > 40_000)
     spool.append_sync([erasure("x" * 10_000)])
     spool.close()
@@ -135,6 +136,18 @@ async def test_a_slow_disk_is_a_timeout_that_says_whether_the_events_were_withdr
     assert (taken.value.recorded, queued.value.recorded) == (None, False)
     spool.close()
     assert [name for _, name in sealed_events(spool.folder)] == ["taken"]
+
+
+def test_a_segment_that_could_not_be_made_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spool = Spool.open(tmp_path, segment_seconds=0.05)
+    with monkeypatch.context() as full:
+        full.setattr(segment, "_SCHEMA", "no disk has room for this")
+        for name in ("first", "second", "third"):
+            spool.append_sync([erasure(name)])
+            time.sleep(0.2)
+    spool.close()
+    assert sorted(path.name for path in spool.folder.path.glob("*.db*")) == [s.path.name for s in spool.folder.sealed()]
+    assert [name for _, name in sealed_events(spool.folder)] == ["first", "second", "third"]
 
 
 def test_what_cannot_be_sealed_now_is_sealed_later_and_holds_back_the_rest(tmp_path: Path):
