@@ -38,7 +38,9 @@ class Chain:
     def take(self, spool_id: str, place: EventPlace, headless: bool) -> bool | None:
         """True: new; False: seen before; None: it came too early. `headless`: the partition's head is gone."""
         first = spool_id not in self._seen
-        seen = self._seen.setdefault(spool_id, self._after(spool_id))
+        if first:  # the lake is asked once a spool: it takes as long as hundreds of records
+            self._seen[spool_id] = self._after(spool_id)
+        seen = self._seen[spool_id]
         if place.sequence <= seen:
             return False
         if place.previous > seen and not (first and headless):

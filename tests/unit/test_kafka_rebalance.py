@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from kafka import TopicPartition
 
 from ingest.config import LogSettings
+from ingest.kafka_chain import Chain
 from ingest.kafka_log import KafkaLog
 from ingest.kafka_topic import EventPlace, event_headers
 
@@ -62,3 +63,10 @@ def test_what_a_rebalance_made_forget_is_read_again() -> None:
         log = KafkaLog(LogSettings(kind="kafka", topic="topic"), None)
         [batch] = log._read(Consumer(rebalance_at), lambda spool_id: 0, shared=True)  # type: ignore[arg-type]
         assert [record.sequence for record in batch] == list(range(1, RECORDS + 1))
+
+
+def test_the_lake_is_asked_once_for_each_spool() -> None:
+    asked: list[str] = []
+    chain = Chain(lambda spool_id: asked.append(spool_id) or 0)  # type: ignore[func-returns-value]
+    assert [chain.take("s", EventPlace(at, at - 1), headless=False) for at in (1, 2, 3)] == [True] * 3
+    assert asked == ["s"]
