@@ -154,10 +154,11 @@ def test_what_retention_removed_before_it_landed_is_counted_and_told(
     admin.delete_records({TopicPartition(log.topic, 0): 40})
     admin.close()
     report = land(log=log, spool=root, lake=lake)
-    assert (report.lost, report.rows[TURNS], report.rows[FEEDBACK]) == (40, 30, 30)
+    assert 30 < report.lost <= 40, "watermarks are no events"
+    assert report.lost + report.rows[TURNS] + report.rows[FEEDBACK] == 100
     assert "40 records of partition 0 were removed before they were read" in caplog.text
-    assert "40 events were removed" in caplog.text
+    assert f"{report.lost} events were removed" in caplog.text
     living.close()
     until(lambda: forward(root, log).close() or not any(root.iterdir()))
     assert land(log=log, spool=root, lake=lake).lost == 0, "told once"
-    assert turns(lake) == 30
+    assert turns(lake) == report.rows[TURNS]
