@@ -86,6 +86,8 @@ class Forgetting:
             ends = self._ingest("ingest.forget:topic_bounds", log=self._log())["ends"]
             self.receipts.note(name, kafka_ends=ends)
             self.receipts.move(name, ReceiptState.RETAINED if ends else ReceiptState.COMPLETE)
+            if ends:
+                self._await_retention(self.receipts.get(name))
 
     def _await_retention(self, receipt: Receipt) -> None:
         begins = self._ingest("ingest.forget:topic_bounds", log=self._log())["begins"]

@@ -156,8 +156,8 @@ def _initialise(log_lines: bool) -> None:
         structured()
     else:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for chatty in ("kafka", "great_expectations"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # it tells of every attempt; the last one raises
     parent = multiprocessing.parent_process()
     assert parent is not None
 
