@@ -2,9 +2,10 @@
 
     python -m tests.faults.clients --gateway URL --key KEY --ledger FILE --callers N --pause SECONDS --seed N
 
-A line of the ledger is written and synced after the acknowledgement: `turn <id>` when a whole answer was read, its
-end included, `feedback <id>` after a 202. SIGTERM: what is under way is brought to its end. Nothing is sent twice, so
-nothing may land twice. Refusals and broken connections are counted in `<ledger>.refused`, a line each.
+A line of the ledger is written and synced after the acknowledgement: `turn <id> <time>` when a whole answer was read,
+its end included, `feedback <id> <time>` after a 202; times are monotonic. SIGTERM: what is under way is brought to its
+end. Nothing is sent twice, so nothing may land twice. Refusals and broken connections are counted in
+`<ledger>.refused`, a line each.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import aiohttp
@@ -22,7 +24,7 @@ _SECONDS = 60.0
 """For one call, at most: a gateway that was killed resets its connections at once."""
 
 
-class Ledger:
+class Notes:
     """A file that is appended to, durably."""
 
     def __init__(self, path: Path) -> None:
@@ -40,8 +42,8 @@ class Caller:
     def __init__(self, options: argparse.Namespace, number: int, stop: asyncio.Event) -> None:
         self._url, self._pause, self._stop = options.gateway, options.pause, stop
         self._random = random.Random(f"{options.seed}-{number}")
-        self._acknowledged = Ledger(options.ledger)
-        self._refused = Ledger(options.ledger.with_name(options.ledger.name + ".refused"))
+        self._acknowledged = Notes(options.ledger)
+        self._refused = Notes(options.ledger.with_name(options.ledger.name + ".refused"))
 
     async def call(self, session: aiohttp.ClientSession) -> None:
         """Until it is told to stop."""
@@ -74,7 +76,7 @@ class Caller:
         if stream and not data.endswith(b"data: [DONE]\n\n"):
             self._refused.write("broken off")
             return None
-        self._acknowledged.write(f"turn {turn_id}")
+        self._acknowledged.write(f"turn {turn_id} {time.monotonic():.3f}")
         return turn_id
 
     async def _feedback(self, session: aiohttp.ClientSession, turn_id: str, name: str) -> None:
@@ -84,7 +86,8 @@ class Caller:
             if answer.status != 202:
                 self._refused.write(str(answer.status))
                 return
-            self._acknowledged.write(f"feedback {(await answer.json())['feedback_id']}")
+            feedback_id = (await answer.json())["feedback_id"]
+            self._acknowledged.write(f"feedback {feedback_id} {time.monotonic():.3f}")
 
 
 async def main() -> None:

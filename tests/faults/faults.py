@@ -5,7 +5,6 @@ import random
 import signal
 import struct
 import subprocess
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,9 +17,12 @@ from ingest.spool import folders, read_segment
 from ingest.spool.segment import PAGE_BYTES
 from tests.faults.machine import DISK_BYTES, Machine, Part, say
 from tests.integration.serving_stack import answers
-from tests.kafka import Broker
 
 _WEIGHTS = {"gateway": 3.0, "forwarder": 3.0, "lander": 3.0, "broker": 1.5, "freezer": 1.0}
+_FULL, _JUMPED, _PAUSED = "disk full", "clock jumped", "lander paused"
+_RESTARTED, _DAMAGED = "broker restarted", "segment damaged"
+FAULTS = {*_WEIGHTS, _FULL, _JUMPED, _PAUSED, _RESTARTED, _DAMAGED}
+"""Every kind of fault: kills, and the others."""
 _JUMPS = (5.0, 3600.0, 2 * 86400.0, 10 * 86400.0)
 """Seconds that a clock is off by, at most, in either direction."""
 _INLINE = 400
@@ -37,13 +39,17 @@ class Destroyed:
 
 
 class Faults:
-    """The one who does it. `kills` and `others` count by kind; `destroyed` is what nobody can land any more."""
+    """The one who does it. `kills` and `others` count by kind, `times` has when each was over (monotonic).
+
+    `destroyed` is what nobody can land any more.
+    """
 
     def __init__(self, machine: Machine, rng: random.Random) -> None:
         self._machine, self._random = machine, rng
         self._begun = time.monotonic()
         self.kills: Counter[str] = Counter()
         self.others: Counter[str] = Counter()
+        self.times: list[tuple[float, str]] = []
         self.destroyed = Destroyed()
 
     def kill(self, downtime: float) -> None:
@@ -69,6 +75,7 @@ class Faults:
 
     def _count(self, into: Counter[str], what: str) -> None:
         into[what] += 1
+        self.times.append((time.monotonic(), what))
         say(self._begun, f"{what} {into[what]}")
 
     def _alive(self) -> dict[str, Part | None]:
@@ -88,19 +95,20 @@ class Faults:
             return
         machine.broker_due = float("inf")
 
-        def stop(broker: Broker) -> None:
-            broker.kill(signal.SIGTERM)
+        def stop() -> None:
+            assert machine.broker is not None, "it has one"
+            machine.broker.kill(signal.SIGTERM)
             machine.broker_due = time.monotonic()
 
-        threading.Thread(target=stop, args=(machine.broker,)).start()
-        self._count(self.others, "broker restarted")
+        machine.apart(stop)
+        self._count(self.others, _RESTARTED)
 
     def jump_clock(self) -> None:
         """One process's clock is off from now on."""
         part = self._random.choice(list(self._machine.parts.values()))
         off = self._random.choice(_JUMPS) * self._random.uniform(-1, 1)
         part.clock.write_bytes(struct.pack("d", off))
-        self._count(self.others, "clock jumped")
+        self._count(self.others, _JUMPED)
 
     def right_clocks(self) -> None:
         """All of them."""
@@ -112,7 +120,7 @@ class Faults:
         part = self._random.choice([part for part in self._machine.parts.values() if part.kind == "lander"])
         part.signal(signal.SIGSTOP)
         part.resume_at = time.monotonic() + self._random.uniform(0, seconds)
-        self._count(self.others, "lander paused")
+        self._count(self.others, _PAUSED)
 
     def fill_disk(self) -> None:
         """The spools have no room until a caller was refused: a full tmpfs, or where there is none their own bound."""
@@ -120,7 +128,7 @@ class Faults:
         gateway = machine.parts["gateway"]  # one that is not up when the disk is full does not come up
         machine.until(lambda: gateway.due is None and len(gateway.children()) == 2, "both workers")
         machine.until(lambda: answers(f"{machine.stack.gateway_url}/health"), "the gateway")
-        self._load_goes_on()
+        machine.goes_on()
         refused = machine.refused().count("503")
         ballast = machine.spool / ("f" * 32) / "ballast"
         if machine.mounted:
@@ -134,12 +142,7 @@ class Faults:
             assert _resize(machine.disk, DISK_BYTES), "it only grows"
         else:
             ballast.unlink()
-        self._load_goes_on()
-        self._count(self.others, "disk full")
-
-    def _load_goes_on(self) -> None:
-        machine, before = self._machine, self._machine.acknowledged()
-        machine.until(lambda: machine.acknowledged() > before, "load to go on")
+        self._count(self.others, _FULL)
 
     def damage_segment(self) -> None:
         """One page of a segment that nobody has read yet: a byte in it, or all of it."""
@@ -158,11 +161,12 @@ class Faults:
         finally:
             for part in readers:
                 part.signal(signal.SIGCONT)
-        self._count(self.others, "segment damaged")
+        self._count(self.others, _DAMAGED)
 
     def _damage(self, path: Path) -> None:
         data = bytearray(path.read_bytes())
         found = [(data.find(payload[:_INLINE]), sequence, payload) for sequence, payload in _rows(path)]
+        assert all(at >= 0 for at, _, _ in found), "a row's first bytes stand together"
         at, sequence, payload = self._random.choice(found)
         if self._random.random() < 0.5:
             data[at + self._random.randrange(min(len(payload), _INLINE))] ^= 0x20

@@ -25,6 +25,7 @@ def main() -> None:
             print(f"later: {error}", flush=True)
         else:
             print(report.rows, flush=True)
+            assert not report.lost, f"{report.lost} events were given up"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,13 @@ from benchmarks.engine import MODEL
 from benchmarks.processes import listens
 from ingest.config import LogSettings
 from pipelines.stack.addresses import free_port
+from tests.faults.ledger import Ledger
 from tests.integration.serving_stack import Stack, answers, environment, wait_until
 from tests.kafka import Broker
 
 ROOT = Path(__file__).parents[2]
+_TURNS, _FEEDBACK = 5, 1
+"""So much must be acknowledged for load to count as going on."""
 DISK_BYTES = 1 << 30
 """Of the tmpfs, and the spools' own bound. The spools leave 256 MiB of any disk to others."""
 
@@ -73,7 +77,7 @@ class Machine:
     def __init__(self, home: Path, log: LogSettings, broker: Broker | None) -> None:
         self.home, self.log, self.broker = home, log, broker
         self.disk, self.lake, self.datasets = home / "disk", home / "lake", home / "datasets"
-        self.spool, self.ledger = self.disk / "spool", home / "ledger"
+        self.spool, self.ledger = self.disk / "spool", Ledger(home / "ledger")
         self.stack = Stack(home)
         self.broker_due: float | None = None
         """When the broker is started again (monotonic); None while it is up."""
@@ -83,6 +87,7 @@ class Machine:
         """By kind: what the last of them said."""
         self.parts: dict[str, Part] = {}
         self._clients: subprocess.Popen | None = None
+        self._apart: list[threading.Thread] = []
         self.mounted = False
 
     def __enter__(self) -> "Machine":
@@ -109,6 +114,8 @@ class Machine:
         if self._clients is not None:
             self._clients.kill()
         self.stack.stop_all()
+        for thread in self._apart:  # a broker that comes up only now would be left behind
+            thread.join()
         for process in [part.process for part in self.parts.values()] + [self._clients]:
             if process is not None:
                 process.wait()
@@ -133,7 +140,12 @@ class Machine:
                 part.resume_at = None
         if self.broker is not None and self.broker_due is not None and self.broker_due <= now:
             self.broker_due = float("inf")
-            threading.Thread(target=self._start_broker).start()
+            self.apart(self._start_broker)
+
+    def apart(self, work: Callable[[], None]) -> None:
+        """Does it in a thread: what takes a while must not keep everything else from going on."""
+        self._apart.append(threading.Thread(target=work))
+        self._apart[-1].start()
 
     def _start_broker(self) -> None:
         assert self.broker is not None, "it was due"
@@ -142,7 +154,7 @@ class Machine:
 
     def call(self, callers: int, pause: float, seed: int) -> None:
         """Clients begin."""
-        told = ["--gateway", self.stack.gateway_url, "--key", self.stack.key(), "--ledger", str(self.ledger)]
+        told = ["--gateway", self.stack.gateway_url, "--key", self.stack.key(), "--ledger", str(self.home / "ledger")]
         told += ["--callers", str(callers), "--pause", str(pause), "--seed", str(seed)]
         with (self.home / "clients.log").open("ab") as log:
             self._clients = subprocess.Popen(
@@ -155,16 +167,20 @@ class Machine:
         self._clients.terminate()
         self._clients.wait(120)
 
-    def acknowledged(self) -> int:
-        """Bytes of the ledger: they rise when something is acknowledged."""
-        return self.ledger.stat().st_size if self.ledger.exists() else 0
+    def goes_on(self, at: float = 0.0) -> None:
+        """Returns when callers have been answered since now, and not before `at` (monotonic)."""
+        since = len(self.ledger.lines())
+        self.until(
+            lambda: time.monotonic() > at and self.ledger.goes_on(since, _TURNS, _FEEDBACK),
+            f"{_TURNS} turns and {_FEEDBACK} feedback",
+        )
 
     def refused(self) -> list[str]:
         """What callers met instead of an acknowledgement."""
-        path = self.ledger.with_name("ledger.refused")
+        path = self.home / "ledger.refused"
         return path.read_text().splitlines() if path.exists() else []
 
-    def until(self, condition, what: str, seconds: float = 120.0) -> None:
+    def until(self, condition, what: str, seconds: float = 300.0) -> None:
         """Tends until `condition()`; fails after so long."""
         end = time.monotonic() + seconds
         while not condition():

@@ -2,17 +2,20 @@
 
 import random
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from ingest.config import LogSettings
+from ingest.lake import TURNS, read
 from ingest.land import land
 from ingest.spool import folders
 from tests.faults.faults import Faults
+from tests.faults.ledger import Seen, seen
 from tests.faults.machine import Machine, draw_topic, say
-from tests.faults.verdict import Verdict, judge
+from tests.faults.verdict import Verdict, filled, judge
 from tests.kafka import Broker
 
 _CALLERS, _PAUSE = 8, 0.05
@@ -20,6 +23,8 @@ _RECORD_BYTES = 128 << 10
 """Some turns are larger, and travel in parts."""
 _MOVES_EVERY = 3
 """Kills between two other faults, on average."""
+_DATASETS = 2
+"""Accepted with turns in them, at least: of fewer, none can have what another has."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,11 +37,22 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     disk: str
     kills: dict[str, int]
     others: dict[str, int]
-    refused: int
+    seen: dict[str, Seen]
+    """By kind of fault: what callers were told between it and the next."""
+    silence: float
+    """Seconds without any acknowledgement, at most."""
+    refused: dict[str, int]
+    """What callers met instead, by kind."""
+    landed_under_load: int
+    """Turns that the landers under fault had landed when load ended."""
     ended: dict[str, int]
     """Parts that ended by themselves, by kind; they were started again."""
     last_words: dict[str, str]
     verdict: Verdict
+
+    def holds(self) -> bool:
+        """Whether nothing was lost, doubled or used twice, of enough, and no part ended by itself."""
+        return self.verdict.holds() and not self.ended
 
 
 def run(
@@ -66,16 +82,18 @@ def run(
             moves.append(faults.restart_broker)
         order: list = []
         while faults.kills.total() < kills:
-            before, at = machine.acknowledged(), time.monotonic() + rng.expovariate(1 / every)
-            machine.until(
-                lambda before=before, at=at: machine.acknowledged() > before and time.monotonic() > at, "load to go on"
-            )
+            machine.goes_on(time.monotonic() + rng.expovariate(1 / every))
             faults.kill(downtime)
             if rng.random() < 1 / _MOVES_EVERY:
+                machine.goes_on()
                 order = order or rng.sample(moves, len(moves))  # each in its turn
                 order.pop()()
+        machine.goes_on()
         faults.right_clocks()
+        machine.until(lambda: len(filled(machine.datasets)) >= _DATASETS, f"{_DATASETS} datasets with turns")
+        under_load = read(machine.lake, TURNS).count_rows()
         drain(machine, begun)
+        lines = machine.ledger.lines()
         return Result(
             log=log.kind,
             ack=log.ack,
@@ -84,7 +102,10 @@ def run(
             disk="tmpfs" if machine.mounted else "the spools' bound: no tmpfs may be mounted here",
             kills=dict(faults.kills),
             others=dict(faults.others),
-            refused=len(machine.refused()),
+            seen=seen(lines, faults.times),
+            silence=machine.ledger.silence(),
+            refused=dict(Counter(machine.refused())),
+            landed_under_load=under_load,
             ended=machine.ended,
             last_words=machine.last_words,
             verdict=judge(machine.ledger, machine.lake, machine.datasets, faults.destroyed),

@@ -14,12 +14,24 @@ from ingest.datasets import MANIFEST
 from ingest.lake import FEEDBACK, REJECTS, TURNS, read
 from tests.faults.faults import Destroyed
 from tests.faults.freezer import ATTRIBUTION
+from tests.faults.ledger import Ledger
+
+Pair = tuple[str, int, int]
+"""Turn, sample, feedback revision."""
+
+
+class _Pairs(msgspec.Struct):
+    """The part of a manifest that says what was used."""
+
+    pairs: list[Pair]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Of everything that was acknowledged. What must be empty or zero is tested by `holds`."""
 
     acknowledged: int
+    turns: int
+    feedback: int
     landed_turns: int
     landed_feedback: int
     lost: tuple[str, ...]
@@ -37,17 +49,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     datasets: int
     in_datasets: int
     in_two_datasets: tuple[str, ...]
+    """Turns: what was trained on is not trained on again, at any revision."""
 
     def holds(self) -> bool:
-        """Whether nothing was lost, doubled, or used twice."""
+        """Whether nothing was lost, doubled, or used twice, and there was something of each."""
         wrong = (self.lost, self.duplicated, self.altered, self.untold, self.in_two_datasets)
-        return not any(wrong) and self.rejected == self.stateless == 0
+        some = (self.turns, self.feedback, self.datasets, self.in_datasets)
+        return not any(wrong) and self.rejected == self.stateless == 0 and all(some)
 
 
-def judge(ledger: Path, lake: Path, datasets: Path, destroyed: Destroyed) -> Verdict:
+def judge(ledger: Ledger, lake: Path, datasets: Path, destroyed: Destroyed) -> Verdict:
     """Asks DuckDB. Nothing may be at work on the lake any more."""
-    lines = [line.split() for line in ledger.read_text().splitlines()]
-    told = {kind: {name for word, name in lines if word == kind} for kind in ("turn", "feedback")}
+    told = {kind: ledger.ids(kind) for kind in ("turn", "feedback")}
     with duckdb.connect() as db:
         for name in (TURNS, FEEDBACK, REJECTS):
             db.register(name, read(lake, name))
@@ -95,13 +108,12 @@ def judge(ledger: Path, lake: Path, datasets: Path, destroyed: Destroyed) -> Ver
             "SELECT count(*) FROM (SELECT 1 FROM attributed GROUP BY turn_id, sample HAVING count(*) = 1)"
         ).fetchall()
     assert set(states) <= set(STATES), states
-    pairs: list[tuple[str, int, int]] = []
-    manifests = [path.read_bytes() for path in sorted((datasets / MODEL).glob(f"*/{MANIFEST}"))]
-    for manifest in manifests:
-        pairs += [tuple(pair) for pair in msgspec.json.decode(manifest)["pairs"]]
-    twice = sorted({turn for (turn, _, _), times in Counter(pairs).items() if times > 1})
+    accepted = filled(datasets)
+    used = Counter((turn, sample) for pairs in accepted for turn, sample, _ in pairs)
     return Verdict(
         acknowledged=len(told["turn"]) + len(told["feedback"]),
+        turns=len(told["turn"]),
+        feedback=len(told["feedback"]),
         landed_turns=counts[TURNS],
         landed_feedback=counts[FEEDBACK],
         lost=tuple(lost),
@@ -112,10 +124,16 @@ def judge(ledger: Path, lake: Path, datasets: Path, destroyed: Destroyed) -> Ver
         destroyed=len(told["turn"] & destroyed.turns) + len(told["feedback"] & destroyed.feedback),
         states=states,
         stateless=counts[TURNS] - once,
-        datasets=len(manifests),
-        in_datasets=len(pairs),
-        in_two_datasets=tuple(twice),
+        datasets=len(accepted),
+        in_datasets=used.total(),
+        in_two_datasets=tuple(sorted({turn for (turn, _), times in used.items() if times > 1})),
     )
+
+
+def filled(datasets: Path) -> list[list[Pair]]:
+    """The pairs of each accepted dataset that has any."""
+    found = [path.read_bytes() for path in sorted((datasets / MODEL).glob(f"*/{MANIFEST}"))]
+    return [pairs for manifest in found if (pairs := msgspec.json.decode(manifest, type=_Pairs).pairs)]
 
 
 def _column(db: duckdb.DuckDBPyConnection, query: str) -> list[str]:
