@@ -4,6 +4,8 @@ A folder is complete when its manifest exists. `write_manifest` makes that one a
 files are synced first, then the manifest is written beside its place, synced, and renamed into it.
 """
 
+import contextlib
+import glob
 import hashlib
 import os
 from pathlib import Path
@@ -15,6 +17,9 @@ from ingest.contracts.errors import ContractError
 from ingest.contracts.versions import current, refuse_newer
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+_LEFT_SECONDS = 600.0
+"""No write takes so long: what is half written and older was left by a writer that was killed."""
 
 
 class _Head(msgspec.Struct):
@@ -58,14 +63,22 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """`path` holds the old bytes or the new, whatever happens in between, and those in no file of a wider mode."""
+    """`path` holds the old bytes or the new, whatever happens in between, and those in no file of a wider mode.
+
+    What writers of the same file left half written, for they were killed, goes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as f:
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
+        old = os.fstat(f.fileno()).st_mtime - _LEFT_SECONDS  # by the disk's clock, as the others are
     os.replace(partial, path)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with contextlib.suppress(FileNotFoundError):
+            if left.stat().st_mtime < old:
+                left.unlink()
     sync(path.parent)
 
 
