@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
@@ -32,6 +32,10 @@ _SESSION_MS = 10_000
 """A lander that says nothing for so long is given up for dead, and the others get its partitions."""
 _BATCH_MS = 120_000
 """One batch may take so long to land; then its lander is given up as well."""
+_STEPS = 10
+"""How long a spool waits for an earlier record goes by the times that the broker gave to records, in so many steps of
+which a pass makes one at most. So neither a lander's clock, nor a jump of the broker's, nor hours in which it was down,
+give up what is still to come: that would be lost."""
 _SILENT_SECONDS = 60.0
 """No record before the end for so long: the broker counts as gone."""
 
@@ -78,10 +82,16 @@ class KafkaLog:
             return 0.0
         partitions, spools = self._marks.read()
         read = [partitions[number].at if number in partitions else 0.0 for number in self._partitions]
-        newest = max((mark.at for mark in spools.values()), default=0.0)
+        # One clock that is ahead, a gateway's or this one, must not declare all others lost.
+        newest = min(time.time(), max((mark.at for mark in spools.values()), default=0.0))
         lost = newest - self._settings.lost_after_seconds
         living = [mark.at for mark in spools.values() if not mark.closed and mark.at > lost]
         return min([*read, *living]) if living else min([*read, newest], default=0.0)
+
+    def _newest(self) -> float:
+        """Up to when anything is known of any spool; 0 where nothing is."""
+        spools = self._marks.read()[1] if self._marks else {}
+        return max((mark.at for mark in spools.values()), default=0.0)
 
     def living(self) -> list[str]:
         """See `LogReader`."""
@@ -121,7 +131,9 @@ class KafkaLog:
         if mine.chain.waiting:
             waiting = len(mine.chain.waiting)
             logger.warning("%d spools on topic %s wait for an earlier record", waiting, self._settings.topic)
-        self._save(mine, {number: Mark(began, False) for number in mine.complete()})
+        # A fact that a clock which is ahead made would be false for days: of spools nothing is known that is newer.
+        at = min(began, max(mine.newest, self._newest()))
+        self._save(mine, {number: Mark(at, False) for number in mine.complete()})
 
     def _save(self, mine: "_Mine", complete: dict[int, Mark] | None = None) -> None:
         """The batch has landed: its facts, then its offsets."""
@@ -130,6 +142,16 @@ class KafkaLog:
             mine.commit()
         self.lost += mine.chain.lost
         mine.saved()
+
+
+class _Wait(NamedTuple):
+    """That a partition waits for a record before the one at an offset. It stands in the group's committed offset."""
+
+    at: int
+    steps: int
+    """How often the topic has gone on for a tenth of the time, each seen in a pass of its own."""
+    last: float
+    """By the topic's time (Unix seconds): where the next step begins."""
 
 
 class _Mine(ConsumerRebalanceListener):
@@ -144,6 +166,8 @@ class _Mine(ConsumerRebalanceListener):
         self.joined = False
         self.batch: list[Record] = []
         self.marks: dict[str, Mark] = {}
+        self.newest = 0.0
+        """Of all marks that it took."""
         self._forget()
 
     # -- which partitions
@@ -166,7 +190,7 @@ class _Mine(ConsumerRebalanceListener):
         partitions = list(self._consumer.assignment())
         begins, ends = self._consumer.beginning_offsets(partitions), self._consumer.end_offsets(partitions)
         for partition in partitions:
-            number, at, since = partition.partition, *self._committed(partition)
+            number, at, waits = partition.partition, *self._committed(partition)
             if at > ends[partition]:
                 logger.error("topic %s ends before what was read of it: it was made anew", partition.topic)
                 self._headless.add(number)
@@ -176,9 +200,9 @@ class _Mine(ConsumerRebalanceListener):
                     "%d records of partition %d were removed before they were read", begins[partition] - at, number
                 )
                 self._headless.add(number)
-            elif since is not None:
-                self._waits[number] = (at, since)
-                if time.time() > since + self._lost_after:
+            elif waits is not None:
+                self._waits[number] = waits = self._step(partition.topic, waits)
+                if waits.steps >= _STEPS:
                     self._headless.add(number)
             # The consumer's own position runs ahead: it counts what it holds and has not given yet.
             self._next[number] = max(at, begins[partition])
@@ -186,12 +210,22 @@ class _Mine(ConsumerRebalanceListener):
             self._consumer.seek(partition, self._next[number])
         return True
 
-    def _committed(self, partition: TopicPartition) -> tuple[int, float | None]:
-        """Where the group stands, and since when (Unix seconds) it waits there for an earlier record."""
+    def _committed(self, partition: TopicPartition) -> tuple[int, "_Wait | None"]:
+        """Where the group stands, and how long it has waited there for an earlier record."""
         if self._consumer.config["group_id"] is None:
             return 0, None
         found = self._consumer.committed(partition, metadata=True)
-        return (found.offset, float(found.metadata) if found.metadata else None) if found else (0, None)
+        if not found or not found.metadata:
+            return (found.offset if found else 0), None
+        steps, last = found.metadata.split()
+        return found.offset, _Wait(found.offset, int(steps), float(last))
+
+    def _step(self, topic: str, waits: "_Wait") -> "_Wait":
+        """One step on, where the topic has gone on for so long."""
+        due = int((waits.last + self._lost_after / _STEPS) * 1000)
+        every = {TopicPartition(topic, number): due for number in self._consumer.partitions_for_topic(topic)}
+        found = [one.timestamp / 1000 for one in self._consumer.offsets_for_times(every).values() if one is not None]
+        return _Wait(waits.at, waits.steps + 1, min(found)) if found else waits
 
     def reached(self, ends: dict[TopicPartition, int]) -> bool:
         """Whether all that is to be read of them was."""
@@ -218,6 +252,7 @@ class _Mine(ConsumerRebalanceListener):
         if isinstance(place, Watermark):
             if spool_id not in self.chain.waiting:
                 self.marks[spool_id] = Mark(place.at, place.closed)
+                self.newest = max(self.newest, place.at)
             return
         value, offset = message.value, message.offset
         self._largest = max(len(value), self._largest * 15 // 16)
@@ -228,7 +263,8 @@ class _Mine(ConsumerRebalanceListener):
             value, offset = whole
         verdict = self.chain.take(spool_id, place, message.partition in self._headless)
         if verdict is None:
-            self._held[message.partition] = min(offset, self._held.get(message.partition, offset))
+            held = (offset, message.timestamp / 1000)
+            self._held[message.partition] = min(held, self._held.get(message.partition, held))
         if verdict:
             self._parts.forget(spool_id, place.sequence)
             self.batch.append(Record(spool_id, place.sequence, value))
@@ -247,13 +283,14 @@ class _Mine(ConsumerRebalanceListener):
         offsets = {}
         for partition in self._consumer.assignment():
             number = partition.partition
-            at = min([self._held.get(number, self._next[number]), *self._parts.needed(number), self._next[number]])
+            held, since = self._held.get(number, (self._next[number], 0.0))
+            at = min([held, *self._parts.needed(number), self._next[number]])
             if number not in self._held:
                 self._waits.pop(number, None)
-            elif self._waits.get(number, (None, 0.0))[0] != at:
-                self._waits[number] = (at, time.time())
-            since = f"{self._waits[number][1]:.3f}" if number in self._waits else ""
-            offsets[partition] = OffsetAndMetadata(at, since, -1)
+            elif number not in self._waits or self._waits[number].at != at:
+                self._waits[number] = _Wait(at, 0, since)
+            waits = self._waits.get(number)
+            offsets[partition] = OffsetAndMetadata(at, f"{waits.steps} {waits.last:.3f}" if waits else "", -1)
         try:
             self._consumer.commit(offsets)
         except KafkaError as error:  # given up for dead meanwhile: others read from where they are
@@ -268,8 +305,8 @@ class _Mine(ConsumerRebalanceListener):
         self.batch, self._size, self.marks = [], 0, {}
         self._next: dict[int, int] = {}
         """Partition → the offset after what was taken of it."""
-        self._waits: dict[int, tuple[int, float]] = {}
-        """Partition → an offset, and since when it waits there for an earlier record."""
-        self._held: dict[int, int] = {}
-        """Partition → the first offset that is to be read again."""
+        self._waits: dict[int, _Wait] = {}
+        """Partition → where it waits for an earlier record."""
+        self._held: dict[int, tuple[int, float]] = {}
+        """Partition → the first offset that is to be read again, and when that record came to the topic."""
         self._headless: set[int] = set()

@@ -1,11 +1,10 @@
 """What a lander keeps, commits and forgets of the partitions that it has: against a consumer that only says offsets."""
 
-import time
 from types import SimpleNamespace
 
 from kafka import TopicPartition
 from kafka.errors import CommitFailedError
-from kafka.structs import OffsetAndMetadata
+from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 
 from ingest.kafka_log import _Mine
 from ingest.kafka_topic import EventPlace, Watermark, event_headers, watermark_headers
@@ -22,6 +21,8 @@ class Consumer:
 
     def __init__(self, begin: int = 0, end: int = 1000) -> None:
         self.begin, self.end = begin, end
+        self.times: list[float] = []
+        """When the broker got its records, by its own clock."""
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         self.refuses = False
 
@@ -33,6 +34,13 @@ class Consumer:
 
     def end_offsets(self, partitions: list) -> dict:
         return {ZERO: self.end}
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        return {0}
+
+    def offsets_for_times(self, times: dict) -> dict:
+        found = [(at, offset) for offset, at in enumerate(self.times) if at * 1000 >= times[ZERO]]
+        return {ZERO: OffsetAndTimestamp(found[0][1], int(found[0][0] * 1000), -1) if found else None}
 
     def committed(self, partition: TopicPartition, metadata: bool) -> OffsetAndMetadata | None:
         return self.offsets.get(partition)
@@ -56,7 +64,8 @@ def mine(consumer: Consumer, landed: int = 0, lost_after: float = 3600.0) -> _Mi
 
 def event(offset: int, sequence: int, previous: int | None = None, size: int = 10) -> SimpleNamespace:
     place = EventPlace(sequence, sequence - 1 if previous is None else previous)
-    return SimpleNamespace(partition=0, offset=offset, key=b"s", value=b"x" * size, headers=event_headers(place))
+    headers = event_headers(place)
+    return SimpleNamespace(partition=0, offset=offset, key=b"s", value=b"x" * size, headers=headers, timestamp=100_000)
 
 
 def mark(offset: int, at: float) -> SimpleNamespace:
@@ -108,11 +117,11 @@ def test_what_waits_is_read_again_and_its_watermark_waits_too():
     assert (len(reader.batch), reader.marks, reader.complete()) == (1, {}, [])
     reader.commit()
     assert consumer.offsets[ZERO].offset == 1
-    first = float(consumer.offsets[ZERO].metadata)
+    assert consumer.offsets[ZERO].metadata == "0 100.000", "how long it waits outlives its lander"
     again = mine(consumer, landed=1)
     again.take(event(1, 3, previous=2))
     again.commit()
-    assert float(consumer.offsets[ZERO].metadata) == first, "since when it waits outlives its lander"
+    assert consumer.offsets[ZERO].metadata == "0 100.000", "the topic has not gone on"
     filled = mine(consumer, landed=1)
     for message in (event(1, 3, previous=2), event(2, 2), event(3, 3)):
         filled.take(message)
@@ -121,16 +130,33 @@ def test_what_waits_is_read_again_and_its_watermark_waits_too():
 
 def test_what_waits_too_long_is_counted_as_lost_and_the_rest_goes_on():
     consumer = Consumer()
-    consumer.offsets[ZERO] = OffsetAndMetadata(1, f"{time.time() - 100:.3f}", -1)
-    patient = mine(consumer, landed=1, lost_after=3600.0)
-    patient.take(event(1, 5, previous=4))
-    assert (patient.batch, patient.chain.lost) == ([], 0)
+    consumer.offsets[ZERO] = OffsetAndMetadata(1, "0 100.000", -1)
+    consumer.times = [100.0 + second for second in range(59)]
+    for _ in range(20):
+        patient = mine(consumer, landed=1, lost_after=60.0)
+        patient.take(event(1, 5, previous=4))
+        assert (patient.batch, patient.chain.lost) == ([], 0)
+        patient.commit()
+    assert consumer.offsets[ZERO] == OffsetAndMetadata(1, "9 154.000", -1), "nine passes saw that the topic went on"
+    consumer.times.append(160.0)
     reader = mine(consumer, landed=1, lost_after=60.0)
     for message in (event(1, 5, previous=4), event(2, 6)):
         reader.take(message)
     assert ([record.sequence for record in reader.batch], reader.chain.lost) == ([5, 6], 3)
     reader.commit()
     assert consumer.offsets[ZERO] == OffsetAndMetadata(3, "", -1)
+
+
+def test_a_broker_that_was_down_for_days_is_no_reason_to_give_up_what_waits():
+    consumer = Consumer()
+    consumer.offsets[ZERO] = OffsetAndMetadata(1, "0 100.000", -1)
+    consumer.times = [100.0, 1e6, 1e6 + 1]
+    for _ in range(20):
+        reader = mine(consumer, landed=1, lost_after=60.0)
+        reader.take(event(1, 5, previous=4))
+        assert reader.batch == []
+        reader.commit()
+    assert consumer.offsets[ZERO] == OffsetAndMetadata(1, "1 1000000.000", -1)
 
 
 def test_a_head_that_was_removed_or_a_topic_made_anew_is_told_by_the_committed_offset():
