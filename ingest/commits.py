@@ -175,10 +175,21 @@ def refresh(lake: Path, spool_ids: Iterable[str], now: float) -> None:
     Table(lake, TURNS).decide(again)
 
 
+def written_at(snapshot: DeltaTable) -> float:
+    """When its version was committed (Unix seconds), by the clock of the lake's store; 0 where the log forgot it."""
+    try:
+        return (_log(snapshot) / f"{snapshot.version():020}.json").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def _checkpoint(snapshot: DeltaTable) -> int:
     """The version of the newest checkpoint; 0 where there is none."""
-    folder = Path(unquote(snapshot.table_uri.removeprefix("file://")))
     try:
-        return json.loads((folder / "_delta_log" / "_last_checkpoint").read_text())["version"]
+        return json.loads((_log(snapshot) / "_last_checkpoint").read_text())["version"]
     except FileNotFoundError:
         return 0
+
+
+def _log(snapshot: DeltaTable) -> Path:
+    return Path(unquote(snapshot.table_uri.removeprefix("file://"))) / "_delta_log"

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit, fence, outlive
+from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit, fence, outlive, written_at
 from ingest.config import LakeSettings, LogSettings
 from ingest.contracts.events import Event, Record
 from ingest.credentials import without_credentials
@@ -152,7 +152,8 @@ def append(table: Table, rows: pa.Table, upto: Mapping[str, int], erasures: Eras
         ahead = {spool_id: last for spool_id, last in upto.items() if last > have[spool_id]}
         found = rows.filter(new)
         if found.num_rows or (table.name == TURNS and ahead):
-            commit(snapshot, found, ahead, time.time())
+            # Not by a clock that fell back, to 1970 say: the numbers would expire at once, and everything land again.
+            commit(snapshot, found, ahead, max(time.time(), written_at(snapshot)))
         return found.num_rows
 
     return table.decide(fresh)

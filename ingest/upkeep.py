@@ -8,6 +8,7 @@ An erasure ends all of that at once: old versions, files that no version names, 
 predicate names what it deleted) go. Rows are not sorted by session: that would write the whole table anew each time.
 """
 
+import contextlib
 import logging
 import math
 import time
@@ -19,7 +20,7 @@ import msgspec
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from ingest.commits import COMPACTOR, FENCED, Table, fence, refresh, set_property
+from ingest.commits import COMPACTOR, FENCED, Table, fence, refresh, set_property, written_at
 from ingest.config import LakeSettings
 from ingest.contracts.files import read_manifest
 from ingest.lake import SCHEMAS, TURNS, open_table
@@ -78,16 +79,25 @@ def upkeep(
 def upkeep_if_due(
     lake: Path, settings: LakeSettings, now: float, *, datasets: Path | None, living: Iterable[str]
 ) -> bool:
-    """`upkeep` where the last time is long enough ago, by one lander alone. `living` spools are remembered anew."""
+    """`upkeep` where the last time is long enough ago, by one lander alone. `living` spools are remembered anew.
+
+    Not by a lander whose clock is further from the store's than old files stay: to it, files that others write now look
+    old enough to go.
+    """
     turns = open_table(lake, TURNS)
     last = turns.metadata().configuration.get(_LOOKED_AFTER)
-    if last is not None and now < float(last) + settings.upkeep_seconds:
+    if last is not None and abs(now - float(last)) < settings.upkeep_seconds:  # a time to come is a wrong clock's
         return False
     try:
         turns.alter.set_table_properties({_LOOKED_AFTER: f"{now:.3f}"}, raise_if_not_exists=False)
     except DeltaError:  # another lander does it
         return False
     if last is None:  # a new lake
+        return False
+    if (off := abs(now - written_at(turns))) > settings.old_files_hours * 3600:
+        logger.error("the lake is not looked after: the clock here is %.0f h from its store's, set it", off / 3600)
+        with contextlib.suppress(DeltaError):  # then others look after it sooner
+            turns.alter.set_table_properties({_LOOKED_AFTER: last}, raise_if_not_exists=False)
         return False
     refresh(lake, living, now)
     upkeep(lake, settings, now, datasets=datasets)

@@ -264,3 +264,25 @@ def test_one_lander_looks_after_the_lake_when_it_is_due_and_remembers_living_spo
     last = max(msgspec.json.decode(line)["txn"]["lastUpdated"] for line in told if spool_id in line)
     assert last == pytest.approx((now + 4000) * 1000, abs=1)
     assert landing.landed(lake, [spool_id]) == {spool_id: 1}
+
+
+def test_a_lander_whose_clock_is_days_off_neither_looks_after_the_lake_nor_keeps_others_from_it(tmp_path: Path):
+    lake, now, often = filled(tmp_path, batches=8), time.time(), LakeSettings(upkeep_seconds=60)
+    for off in (10 * DAY, -10 * DAY):
+        assert not upkeep_if_due(lake, LakeSettings(), now + off, datasets=None, living=[])
+        assert len(open_table(lake, TURNS).file_uris()) == 8
+    assert not upkeep_if_due(lake, often, now, datasets=None, living=[]), "it was looked after just now"
+    assert upkeep_if_due(lake, often, now + 100, datasets=None, living=[])
+    assert len(open_table(lake, TURNS).file_uris()) == 1
+
+
+def test_what_landed_with_a_clock_of_1970_does_not_land_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lake = filled(tmp_path, batches=1)
+    spool = Spool.open(tmp_path / "spool")
+    spool.append_sync([turn("late")])
+    spool.close()
+    with monkeypatch.context() as back:
+        back.setattr(landing.time, "time", lambda: 60.0)
+        land(log=LogSettings(), spool=tmp_path / "spool", lake=lake, settings=NEVER)
+    land(log=LogSettings(), spool=tmp_path / "spool", lake=lake, settings=NEVER)
+    assert names(lake) == ["late", "turn-0"]
