@@ -23,7 +23,7 @@ from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transactio
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from ingest.contracts.erasure import Erasure
-from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, SPOOL_LIFE_DAYS, TURNS, open_table
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, SPOOL_LIFE_DAYS, TURNS, dataset, open_table
 from ingest.rows import Erased
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class Erasures:
     def _read(self, snapshot: DeltaTable) -> None:
         if snapshot.version() != self._version:
             columns = ["erasure_id", "target", "digest", "requested_at"]
-            found = snapshot.to_pyarrow_dataset().to_table(columns=columns).to_pylist()
+            found = dataset(snapshot).to_table(columns=columns).to_pylist()
             self._rows, self._version = [Erasure(**row) for row in found], snapshot.version()
 
 

@@ -27,7 +27,7 @@ from ingest.config import LakeSettings, LogSettings
 from ingest.contracts.events import Event, Record
 from ingest.credentials import without_credentials
 from ingest.embedded_log import retain
-from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, landed, open_table
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, dataset, landed, open_table
 from ingest.log import open_log
 from ingest.rejects import reland_rejects
 from ingest.rows import sort
@@ -127,7 +127,7 @@ class _Lander:
         names = ", ".join("'" + turn_id.replace("'", "''") + "'" for turn_id in sorted(turn_ids))
 
         def delete(snapshot: DeltaTable) -> int:
-            if not snapshot.to_pyarrow_dataset().count_rows(filter=about):
+            if not dataset(snapshot).count_rows(filter=about):
                 return 0
             return snapshot.delete(f"target <> 'session' AND target_id IN ({names})", REWRITER)["num_deleted_rows"]
 

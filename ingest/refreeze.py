@@ -17,6 +17,7 @@ from ingest.config import AttributionSettings, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import FileEntry
 from ingest.datasets import MANIFEST, reader, write_rows
+from ingest.lake import dataset
 from ingest.rewards import specification
 
 _DERIVED = "classifier_digest"
@@ -71,7 +72,7 @@ def _lost_versions(lake: Path, manifest: DatasetManifest) -> list[str]:
         except (DeltaError, OSError) as error:
             lost.append(f"version {wanted} of the table {name} is gone: {str(error).splitlines()[0]}")
             continue
-        files = table.to_pyarrow_dataset()
+        files = dataset(table)
         gone = sum(info.type is FileType.NotFound for info in files.filesystem.get_file_info(files.files))
         if gone:
             lost.append(f"{gone} of the {len(files.files)} files of version {wanted} of the table {name} are gone")

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit
 from ingest.contracts.events import Event, Record
-from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, open_table
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, dataset, open_table
 from ingest.rows import READER, sort
 
 _RELANDING = "everloop/rejects"
@@ -27,7 +27,7 @@ def reland_rejects(lake: Path, erasures: Erasures, screen: Callable[[Event], Eve
     """Lands the rejects that this code can read; returns how many. Raises `LandError`."""
     landed = 0
     while True:
-        old = open_table(lake, REJECTS).to_pyarrow_dataset()
+        old = dataset(open_table(lake, REJECTS))
         columns = ["spool_id", "sequence", "payload"]
         found = old.scanner(columns=columns, filter=pc.field("reader") != READER).head(_BATCH).to_pylist()
         if not found:
@@ -58,7 +58,7 @@ def _append(table: Table, rows: pa.Table, erasures: Erasures | None) -> int:
     def fresh(snapshot: DeltaTable) -> int:
         if erasures is not None:
             erasures.check()
-        there = snapshot.to_pyarrow_dataset().to_table(
+        there = dataset(snapshot).to_table(
             columns=["spool_id", "sequence"], filter=pc.field("spool_id").isin(pc.unique(rows["spool_id"]))
         )
         have = set(zip(there["spool_id"].to_pylist(), there["sequence"].to_pylist(), strict=True))

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from ingest.commits import Table, commit
-from ingest.lake import SCHEMAS, WATERMARKS
+from ingest.lake import SCHEMAS, WATERMARKS, dataset
 
 _FORGET_SECONDS = 30 * 86400.0
 """A closed spool's fact goes so long after it: it holds nothing back."""
@@ -69,7 +69,7 @@ def fold(lake: Path) -> None:
     """Leaves of each fact the newest, where there are many. What another lander appends meanwhile stays."""
 
     def once(snapshot: DeltaTable) -> None:
-        if snapshot.to_pyarrow_dataset().count_rows() > _FOLD_ABOVE:
+        if dataset(snapshot).count_rows() > _FOLD_ABOVE:
             found = _newest(snapshot)
             old = pc.less(found["at"], (pc.max(found["at"]).as_py() or 0.0) - _FORGET_SECONDS)
             kept = found.filter(pc.invert(pc.and_(found["closed"], old)))
@@ -80,7 +80,7 @@ def fold(lake: Path) -> None:
 
 def _newest(snapshot: DeltaTable) -> pa.Table:
     """A row a fact. Times of a fact only grow, and what is closed stays so."""
-    found = snapshot.to_pyarrow_dataset().to_table()
+    found = dataset(snapshot).to_table()
     names = ["topic", "partition", "spool_id"]
     newest = found.group_by(names).aggregate([("at", "max"), ("closed", "max"), ("landed_at", "max")])
     return newest.rename_columns([*names, "at", "closed", "landed_at"]).cast(SCHEMAS[WATERMARKS])
