@@ -5,8 +5,6 @@ beside it.
 """
 
 import json
-import os
-import random
 import signal
 import struct
 import subprocess
@@ -243,8 +241,3 @@ class Machine:
 def say(begun: float, what: str) -> None:
     """A line for a person who watches: seconds since `begun` (monotonic), and what was done."""
     print(f"{time.monotonic() - begun:7.1f} s {what}", file=sys.stderr, flush=True)
-
-
-def draw_topic(rng: random.Random) -> str:
-    """A name of its own for each run on a broker that others use."""
-    return f"faults-{os.getpid()}-{rng.getrandbits(32):x}"

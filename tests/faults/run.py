@@ -2,6 +2,7 @@
 
 import random
 import time
+import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from ingest.land import land
 from ingest.spool import folders
 from tests.faults.faults import Faults
 from tests.faults.ledger import Seen, seen
-from tests.faults.machine import Machine, draw_topic, say
+from tests.faults.machine import Machine, say
 from tests.faults.verdict import Verdict, filled, judge
 from tests.kafka import Broker
 
@@ -70,7 +71,7 @@ def run(
     begun = time.monotonic()
     log = LogSettings()
     if broker is not None:
-        to = {"bootstrap": broker.bootstrap, "topic": draw_topic(rng), "partitions": 4}
+        to = {"bootstrap": broker.bootstrap, "topic": f"faults-{uuid.uuid4().hex}", "partitions": 4}
         log = LogSettings(kind="kafka", ack=ack, max_record_bytes=_RECORD_BYTES, **to)
     with Machine(home, log, broker) as machine:
         faults = Faults(machine, rng)
