@@ -25,7 +25,7 @@ from tests.integration.serving_stack import Stack, answers, environment, wait_un
 from tests.kafka import Broker
 
 ROOT = Path(__file__).parents[2]
-_TURNS, _FEEDBACK = 5, 1
+_TURNS, _FEEDBACK = 15, 5
 """So much must be acknowledged for load to count as going on."""
 DISK_BYTES = 1 << 30
 """Of the tmpfs, and the spools' own bound. The spools leave 256 MiB of any disk to others."""
