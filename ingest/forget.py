@@ -15,6 +15,7 @@ whatever was killed goes on from the digests alone.
 
 import itertools
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -32,12 +33,12 @@ from ingest.contracts.erasure import Erasure, erasure_digest
 from ingest.contracts.events import encode_event
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS, open_table, read
 from ingest.land import land
-from ingest.log import LogError
 from ingest.receipts import Receipts, ReceiptState
 from ingest.refused import forget_refused
 from ingest.rows import named
 from ingest.spool import SegmentUnavailable, Spool, folders, rewrite
-from ingest.successors import Digests, erase_dataset, erase_pages, succeeded, turns_within
+from ingest.spool.damage import UNFINISHED
+from ingest.successors import INDEX, RESULTS, Digests, erase_dataset, erase_pages, succeeded, turns_within
 from ingest.upkeep import upkeep
 
 Place = tuple[str, int]
@@ -85,10 +86,12 @@ def erase(
     settings: LakeSettings,
     datasets: Path,
     docs: Path,
+    scratch: Path,
     patience: float = 0.0,
 ) -> Reached:
     """One look of a receipt: files, lands, removes. Waits up to `patience` seconds for the log to be complete.
 
+    `scratch` is the folder in which attribution keeps what it has no room for in memory. No other stage may be at work.
     May be killed anywhere and called again. Raises `SpoolError`, `LogError`, `LandError`.
     """
     book = Receipts(receipts)
@@ -124,10 +127,19 @@ def erase(
     for folder in _folders(datasets):
         removed["rows of datasets"] += erase_dataset(folder, goal, receipt_id, time.time())
     removed["pages"] = erase_pages(docs, goal)
+    if (docs / RESULTS).exists() and not (docs / INDEX).exists():
+        from ingest.gate import write_index  # Great Expectations takes seconds to import
+
+        write_index(docs)
+    for path in scratch.glob("join-*"):
+        shutil.rmtree(path)  # of an attribution that was killed
+    crashed = [*spool.glob(f"{UNFINISHED}*"), *spool.glob(f"*/{UNFINISHED}*")]
     damaged = sorted(path.name for path in (spool / ".damaged").glob("*") if path.suffix != ".json")
     waits = ""
     if not settled:
         waits = "some spool has not sealed what it received before: its gateway, or the forwarder, is behind"
+    elif crashed:
+        waits = f"a crash left {crashed[0].name} in the spools: it is removed ten minutes after"
     elif damaged:
         waits = f"damaged files that nobody can read may hold it, remove them: {', '.join(damaged)}"
     return Reached(
@@ -196,32 +208,6 @@ def rewrite_spools(root: Path, goal: Digests, request: Erasure) -> int:
                 continue  # shipped, or past its retention, just now
             replaced += found
     return replaced
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """Partition → the first offset that a topic still has, and where it ends. Empty for the embedded log."""
-
-    begins: dict[int, int]
-    ends: dict[int, int]
-
-
-def topic_bounds(log: LogSettings) -> Bounds:
-    """What Kafka holds now: below `begins` its retention has removed everything. Raises `LogError`."""
-    if log.kind == "embedded":
-        return Bounds({}, {})
-    from kafka import KafkaConsumer, TopicPartition
-    from kafka.errors import KafkaError
-
-    try:
-        consumer = KafkaConsumer(bootstrap_servers=log.bootstrap.split(","), bootstrap_timeout_ms=10_000)
-        try:
-            partitions = [TopicPartition(log.topic, n) for n in consumer.partitions_for_topic(log.topic) or ()]
-            begins, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
-        finally:
-            consumer.close()
-    except KafkaError as error:
-        raise LogError(f"Kafka does not answer at {log.bootstrap}: {error}") from error
-    return Bounds({p.partition: at for p, at in begins.items()}, {p.partition: at for p, at in ends.items()})
 
 
 def _folders(datasets: Path) -> list[Path]:

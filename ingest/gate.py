@@ -28,6 +28,7 @@ from ingest.contracts.dataset import DatasetManifest, GateCheck
 from ingest.contracts.files import read_manifest, write_manifest
 from ingest.datasets import CANDIDATE, MANIFEST, newest_dataset, used_turns
 from ingest.frames import WrongColumns, frames
+from ingest.successors import INDEX, PAGES, RESULTS
 from ingest.suites import Changes, changed, read_suites
 
 # It asks about analytics when it is imported.
@@ -39,7 +40,6 @@ from great_expectations.data_context import FileDataContext
 from great_expectations.data_context.types.base import ProgressBarsConfig
 from great_expectations.data_context.types.resource_identifiers import ExpectationSuiteIdentifier
 
-SITE = "site"
 KEPT, KEPT_BESIDE = 50, 10
 """Results of a policy that Data Docs show: of candidates, and of each of the lake's tables. Their index reads all of
 them at each gate, 0.03 s each; every accepted dataset's manifest has its checks for good."""
@@ -143,7 +143,15 @@ def _of_rows(checks: list[GateCheck], candidate: DatasetManifest) -> tuple[GateC
 
 def index_of(docs: Path) -> Path:
     """The first page of Data Docs; it exists once a gate ran."""
-    return docs / SITE / "index.html"
+    return docs / INDEX
+
+
+def write_index(docs: Path) -> None:
+    """Makes the first page anew: an erasure took pages that it linked (`ingest.successors`)."""
+    with _locked(docs / ".lock"):
+        context = _context(docs)
+        suites = [ExpectationSuiteIdentifier(name=suite.name) for suite in context.suites.all()]
+        context.build_data_docs(resource_identifiers=suites[:1])  # without a name it would make all pages
 
 
 def _run(docs: Path, candidate: DatasetManifest, asked: Mapping[str, tuple[Any, list[Any]]]) -> list[GateCheck]:
@@ -202,7 +210,7 @@ def _page(policy: str, table: str) -> str:
 
 def _forget_oldest(docs: Path, suite: str, kept: int) -> None:
     """Makes room for one more result among the suite's `kept`. Their folders are named by dataset and time."""
-    for results in (docs / "gx" / "uncommitted" / "validations", docs / SITE / "validations"):
+    for results in (docs / RESULTS, docs / PAGES):
         for run in sorted(results.glob(f"{suite}/*/*"), key=lambda path: path.name)[: -(kept - 1)]:
             shutil.rmtree(run.parent)
 
@@ -261,7 +269,7 @@ def _context(docs: Path) -> FileDataContext:
     site: Any = {
         "class_name": "SiteBuilder",
         "show_how_to_buttons": False,
-        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": f"../{SITE}/"},
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": f"../{INDEX.parent}/"},
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
     }
     context.update_data_docs_site("local_site", site)

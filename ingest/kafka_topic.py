@@ -107,6 +107,13 @@ def wanted(settings: LogSettings) -> dict[str, str]:
     }
 
 
+def settings_of(admin: KafkaAdminClient, topic: str) -> dict[str, str]:
+    """The settings that a topic has. Raises `KafkaError`."""
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+    found = admin.describe_configs([resource], config_filter="all")["topic"][topic]
+    return {name: entry["value"] for name, entry in found.items()}
+
+
 def ensure_topic(settings: LogSettings) -> TopicInfo:
     """Creates the topic where it does not exist, and checks the one that does.
 
@@ -118,11 +125,9 @@ def ensure_topic(settings: LogSettings) -> TopicInfo:
         with contextlib.suppress(TopicAlreadyExistsError):
             admin.create_topics([topic], wait_for_metadata=True)
         [description] = admin.describe_topics([settings.topic])
-        resource = ConfigResource(ConfigResourceType.TOPIC, settings.topic)
-        config = admin.describe_configs([resource], config_filter="all")["topic"][settings.topic]
+        found = settings_of(admin, settings.topic)
     finally:
         admin.close()
-    found = {name: entry["value"] for name, entry in config.items()}
     partitions = description["partitions"]
     replicas = min((len(partition["replica_nodes"]) for partition in partitions), default=0)
     for sentence in doubts(settings, found, len(partitions), replicas):

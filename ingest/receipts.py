@@ -42,11 +42,15 @@ RECEIPT_TRANSITIONS: dict[ReceiptState, frozenset[ReceiptState]] = {
     S.COMPLETE: frozenset(),
 }
 
+_MARKED = {S.RETAINED: "retained_at", S.COMPLETE: "completed_at"}
+"""The column that says when a receipt came to a state."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS receipts (
     receipt_id TEXT PRIMARY KEY, target TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
     requested_at REAL NOT NULL, updated_at REAL NOT NULL, completed_at REAL, waits TEXT NOT NULL DEFAULT '',
-    removed TEXT NOT NULL DEFAULT '{}', checkpoints TEXT NOT NULL DEFAULT '[]', kafka_ends TEXT NOT NULL DEFAULT '{}');
+    removed TEXT NOT NULL DEFAULT '{}', checkpoints TEXT NOT NULL DEFAULT '[]',
+    kafka_ends TEXT NOT NULL DEFAULT '{}', retained_at REAL, passed_at REAL);
 CREATE TABLE IF NOT EXISTS targets (
     receipt_id TEXT NOT NULL REFERENCES receipts, target TEXT NOT NULL, digest TEXT NOT NULL, filed_at REAL,
     PRIMARY KEY (receipt_id, digest)) WITHOUT ROWID;
@@ -75,6 +79,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """`policy/checkpoint` of each that learned from what is gone, or descends from one that did."""
     kafka_ends: dict[int, int] = {}
     """Partition → where it ended when nothing more could come: complete once retention has removed up to there."""
+    retained_at: float | None = None
+    """When that was."""
+    passed_at: float | None = None
+    """When retention was first seen to have done so; the files go a little later."""
 
 
 class Receipts:
@@ -128,11 +136,12 @@ class Receipts:
                 if to not in RECEIPT_TRANSITIONS[state]:
                     raise ReceiptError(f"receipt {receipt_id} is {state} and cannot become {to}")
                 now = self._clock()
-                completed = now if to is S.COMPLETE else None
                 db.execute(
-                    "UPDATE receipts SET state = ?, updated_at = ?, completed_at = ?, waits = '' WHERE receipt_id = ?",
-                    (to, now, completed, receipt_id),
+                    "UPDATE receipts SET state = ?, updated_at = ?, waits = '' WHERE receipt_id = ?",
+                    (to, now, receipt_id),
                 )
+                if to in _MARKED:
+                    db.execute(f"UPDATE receipts SET {_MARKED[to]} = ? WHERE receipt_id = ?", (now, receipt_id))
         return self.get(receipt_id)
 
     def note(
@@ -160,6 +169,13 @@ class Receipts:
             names = ", ".join(f"{name} = :{name}" for name in values)
             db.execute(f"UPDATE receipts SET {names} WHERE receipt_id = :id", values | {"id": receipt_id})
         return self.get(receipt_id)
+
+    def passed(self, receipt_id: str) -> float:
+        """Kafka's retention has passed, now or since it was first said: when that was."""
+        with self._write() as db:
+            sql = "UPDATE receipts SET passed_at = coalesce(passed_at, ?) WHERE receipt_id = ? RETURNING passed_at"
+            [at] = db.execute(sql, (self._clock(), receipt_id)).fetchone()
+        return at
 
     def add_targets(self, receipt_id: str, targets: Iterable[tuple[str, str]], filed_at: float | None = None) -> int:
         """Targets (target, digest) that were found to belong to it; how many of them are new.

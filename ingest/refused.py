@@ -7,6 +7,7 @@ it had has passed.
 
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from ingest.spool.damage import UNFINISHED
 from ingest.spool.segment import ActiveSegment
 
 _FOLDER = ".refused"
+_DEAD_SECONDS = 60.0
+"""How old an unfinished file must be to be what a crash left."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -67,6 +70,9 @@ def forget_refused(root: Path, covered: Callable[[bytes], bool]) -> int:
         if covered(msgspec.msgpack.decode(path.read_bytes(), type=Refused).payload):
             path.unlink()
             found += 1
+    for path in (root / _FOLDER).glob(".*.partial"):
+        if path.stat().st_mtime < time.time() - _DEAD_SECONDS:
+            path.unlink()  # of a forwarder that was killed: the event is in its spool still
     return found
 
 

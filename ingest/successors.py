@@ -26,8 +26,10 @@ Digests = Mapping[str, str]
 """Digest → target of what is to go."""
 
 _IDS = ["turn_id", "subject", "session_id"]
-_RESULTS = Path("gx", "uncommitted", "validations")
-_PAGES = Path("site", "validations")
+RESULTS = Path("gx", "uncommitted", "validations")
+PAGES = Path("site", "validations")
+INDEX = Path("site", "index.html")
+"""Data Docs below their folder: results of validations, a page of each, and the first page."""
 
 
 def erase_dataset(folder: Path, goal: Digests, receipt_id: str, now: float) -> int:
@@ -46,6 +48,8 @@ def erase_dataset(folder: Path, goal: Digests, receipt_id: str, now: float) -> i
         path.unlink()  # rows before this, or of a freezing that was killed
     for path in folder.glob("join-*"):
         shutil.rmtree(path)  # what a killed freezing had no room for in memory
+    for path in folder.glob(".*.partial"):
+        path.unlink()  # a manifest that a killed process was writing
     return removed
 
 
@@ -67,11 +71,15 @@ def succeeded(datasets: Path, receipt_id: str) -> Iterator[tuple[str, str]]:
 
 
 def erase_pages(docs: Path, goal: Digests) -> int:
-    """Removes each validation result, with its page, that names somebody or a turn in `goal`; how many there were."""
+    """Removes each validation result, with its page, that names somebody or a turn in `goal`; how many there were.
+
+    The page that links them goes first: where it is missing, it is to be made anew (`ingest.gate.write_index`).
+    """
     removed = 0
-    for result in sorted((docs / _RESULTS).rglob("*.json")):
+    for result in sorted((docs / RESULTS).rglob("*.json")):
         if any(erasure_digest(target, text) in goal for text in _strings(result) for target in TARGETS):
-            page = docs / _PAGES / result.relative_to(docs / _RESULTS).with_suffix(".html")
+            (docs / INDEX).unlink(missing_ok=True)
+            page = docs / PAGES / result.relative_to(docs / RESULTS).with_suffix(".html")
             page.unlink(missing_ok=True)
             result.unlink()  # last: who is killed before finds the page by it
             removed += 1

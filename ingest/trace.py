@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from ingest.config import AttributionSettings, RewardSettings
 from ingest.contracts.checkpoint import CheckpointManifest
 from ingest.contracts.dataset import DatasetManifest
+from ingest.contracts.erasure import erasure_digest
 from ingest.contracts.files import read_manifest
 from ingest.contracts.rollout import Rollout
 from ingest.contracts.verdict import Verdict
 from ingest.explain import Explanation, explain
-from ingest.lake import TURNS, read
+from ingest.lake import ERASURES, TURNS, read
 
 _MANIFEST, _VERDICT, _ROLLOUT = "manifest.json", "verdict.json", "rollout.json"
 
@@ -52,7 +53,8 @@ class DatasetTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint on its way from and to others. `dataset` is None for an imported model, and for ancestors."""
+    """A checkpoint on its way from and to others. `dataset` is None for an imported model, for ancestors, and where the
+    dataset's folder is gone."""
 
     checkpoint_id: str
     policy: str
@@ -69,6 +71,8 @@ class CheckpointTrace(msgspec.Struct, frozen=True, kw_only=True):
     dataset: DatasetTrace | None = None
     ancestors: tuple["CheckpointTrace", ...] = ()
     """The parent, its parent, …"""
+    before: str | None = None
+    """The ancestor before these, where its folder is gone."""
 
 
 class TurnTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,10 +111,11 @@ def trace_checkpoint(
     [folder] = found
     own = _checkpoint(folder)
     dataset = None
-    if own.dataset_id is not None:
+    if own.dataset_id is not None and (datasets / own.policy / own.dataset_id / _MANIFEST).exists():
         dataset = _dataset(datasets / own.policy / own.dataset_id, lake)
-    ancestors = tuple(_checkpoint(folder.parent / name) for name in _ancestors(folder))
-    return msgspec.structs.replace(own, dataset=dataset, ancestors=ancestors)
+    line, before = _line(folder)
+    ancestors = tuple(_checkpoint(folder.parent / name) for name in line)
+    return msgspec.structs.replace(own, dataset=dataset, ancestors=ancestors, before=before)
 
 
 def trace_turn(
@@ -131,7 +136,7 @@ def trace_turn(
     columns += ["finished_at", "spool_id", "sequence", "landed_at"]
     rows = read(lake, TURNS).to_table(columns=columns, filter=pc.field("turn_id") == turn_id).to_pylist()
     if not rows:
-        raise TraceError(f'there is no turn "{turn_id}" in the lake: not landed yet, erased, or never recorded')
+        raise TraceError(_absent(turn_id, lake, checkpoints))
     policy = rows[0]["policy"]
 
     def judged(sample: int) -> Explanation | None:
@@ -190,20 +195,37 @@ def _checkpoint(folder: Path) -> CheckpointTrace:
     )
 
 
-def _ancestors(folder: Path) -> Iterator[str]:
-    """Ids of the parent, its parent and so on, as far as their folders are there."""
-    seen = {folder.name}
-    while (parent := read_manifest(folder, CheckpointManifest).parent) is not None and parent not in seen:
+def _absent(name: str, lake: Path, checkpoints: Path) -> str:
+    """Why nothing of this id is found, as far as what is left tells."""
+    erased = read(lake, ERASURES).to_table(
+        columns=["erasure_id"], filter=pc.field("digest") == erasure_digest("turn", name)
+    )
+    if erased.num_rows:
+        [receipt, *_] = erased["erasure_id"].to_pylist()
+        told = f"`everloop forget status {receipt}` names the checkpoints that learned from what went with it"
+        return f'turn "{name}" was erased, by receipt {receipt}: {told}'
+    children = [
+        f"{path.parent.parent.name}/{path.parent.name}"
+        for path in sorted(checkpoints.glob(f"*/*/{_MANIFEST}"))
+        if read_manifest(path.parent, CheckpointManifest).parent == name
+    ]
+    if children:
+        return f'checkpoint "{name}" was removed: {", ".join(children)} went on from it'
+    return f'there is no checkpoint "{name}", and no turn in the lake: `everloop log seek --turn {name}` asks the log'
+
+
+def _line(folder: Path) -> tuple[list[str], str | None]:
+    """Ids of the parent, its parent and so on, as far as their folders are there; and the first whose is not."""
+    line = [folder.name]
+    while (parent := read_manifest(folder, CheckpointManifest).parent) is not None and parent not in line:
         folder = folder.parent / parent
         if not (folder / _MANIFEST).exists():
-            return
-        seen.add(parent)
-        yield parent
+            return line[1:], parent
+        line.append(parent)
+    return line[1:], None
 
 
 def _dataset(folder: Path, lake: Path) -> DatasetTrace:
-    if not (folder / _MANIFEST).exists():
-        raise TraceError(f"its dataset {folder} is gone: it was removed by hand")
     manifest = read_manifest(folder, DatasetManifest)
     ids = sorted({turn_id for turn_id, _, _ in manifest.pairs})
     rows = read(lake, TURNS).to_table(

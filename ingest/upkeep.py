@@ -11,6 +11,7 @@ predicate names what it deleted) go. Rows are not sorted by session: that would 
 import contextlib
 import logging
 import math
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +33,8 @@ _LOG_KEPT = "delta.logRetentionDuration"
 _LOOKED_AFTER = "everloop.lookedAfterAt"
 _COMPACTED = "everloop.compactedAt"
 _TARGET_BYTES = 128 << 20
+_STAGED = re.compile(r"#\d+$")
+"""How the name of a file ends that delta-rs is still writing."""
 _SMALL_FILES = 8
 """Fewer than this are left as they are: each compaction writes the last, half-full file anew."""
 
@@ -153,6 +156,9 @@ def _forget_past(table: Table, settings: LakeSettings, began: float) -> None:
         for name in snapshot.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True):
             path = folder / unquote(name)
             if path.exists() and path.stat().st_mtime < began:
+                path.unlink()
+        for path in folder.rglob("*#*"):  # what writers that were killed had not given its name yet: no table sees it
+            if _STAGED.search(path.name) and path.stat().st_mtime < began:
                 path.unlink()
 
     table.decide(clear)

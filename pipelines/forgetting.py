@@ -6,19 +6,24 @@
 A look takes each receipt as far as it goes now; the scheduler looks again until it is complete (`ingest.receipts`).
 """
 
+import fcntl
+import time
 from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingest.contracts.dataset import DatasetManifest
-from ingest.contracts.files import read_manifest
+import msgspec
+
+from ingest.contracts.reading import has_reader
+from ingest.kafka_retention import Retention
 from ingest.receipts import Receipt, Receipts, ReceiptState
 from pipelines.by_hand import mlflow_url
 from pipelines.config import Config
 from pipelines.errors import PipelineError
 from pipelines.home import Home
 from pipelines.leftovers import clean_control, clean_runs, overwrite
-from pipelines.records import Stage, StageState
+from pipelines.records import Stage
 from pipelines.runs import Runs
 from pipelines.stack import addresses
 from pipelines.workers import Workers
@@ -37,15 +42,17 @@ class Forgetting:
         What holds one up is written on it, and the next look tries again.
         """
         looked = []
-        for receipt in self.receipts.unfinished():
-            try:
-                if receipt.state is ReceiptState.RETAINED:
-                    self._await_retention(receipt)
-                else:
-                    self._remove(receipt, patience)
-            except PipelineError as error:
-                self.receipts.note(receipt.receipt_id, waits=str(error))
-            looked.append(self.receipts.get(receipt.receipt_id))
+        with (self._home.run / "forget.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one look at a time: the scheduler's, or a person's
+            for receipt in self.receipts.unfinished():
+                try:
+                    if receipt.state is ReceiptState.RETAINED:
+                        self._await_retention(receipt)
+                    else:
+                        self._remove(receipt, patience)
+                except PipelineError as error:
+                    self.receipts.note(receipt.receipt_id, waits=str(error))
+                looked.append(self.receipts.get(receipt.receipt_id))
         return looked
 
     def _remove(self, receipt: Receipt, patience: float) -> None:
@@ -60,6 +67,7 @@ class Forgetting:
             settings=self._config.lake,
             datasets=h.datasets,
             docs=h.docs,
+            scratch=h.run,
             patience=patience,
         )
         self.receipts.note(name, removed=reached["removed"], waits=reached["waits"])
@@ -69,57 +77,84 @@ class Forgetting:
         ids = clean_runs(h.database, goal) + overwrite(self._texts(), goal)
         self.receipts.note(name, removed={"ids": ids, "opted out": clean_control(h.control, goal)})
         changed = {(policy, dataset) for policy, dataset in reached["datasets"]}
-        learned = self._ingest("ingest.trace:learned_from", checkpoints=h.checkpoints, datasets=changed)
-        self.receipts.note(name, checkpoints=learned)
-        if learned:
-            self._workers.call(
-                "promotion",
-                "promotion.erasure:tag_erased",
-                mlflow=mlflow_url(h),
-                checkpoints=learned,
-                receipt_id=name,
-            )
-        if (run_id := self._training(changed)) is not None:
-            waits = f"run {run_id} is training on rows from before: its checkpoint will have learned from them"
-            self.receipts.note(name, waits=waits)
+        holds = self._holds(changed)
+        told: list[str] | None = None
+        while (learned := self._learned(changed)) != told:  # again once all are tagged: see `register` of the registry
+            self.receipts.note(name, checkpoints=learned)
+            if learned:
+                self._workers.call(
+                    "promotion",
+                    "promotion.erasure:tag_erased",
+                    mlflow=mlflow_url(h),
+                    checkpoints=learned,
+                    receipt_id=name,
+                )
+            told = learned
+        if holds:
+            self.receipts.note(name, waits=holds)
         elif reached["settled"]:
-            ends = self._ingest("ingest.forget:topic_bounds", log=self._log())["ends"]
+            ends = self._retention().ends
             self.receipts.note(name, kafka_ends=ends)
             self.receipts.move(name, ReceiptState.RETAINED if ends else ReceiptState.COMPLETE)
             if ends:
                 self._await_retention(self.receipts.get(name))
 
-    def _await_retention(self, receipt: Receipt) -> None:
-        begins = self._ingest("ingest.forget:topic_bounds", log=self._log())["begins"]
-        left = sum(int(begins.get(partition, end)) < end for partition, end in receipt.kafka_ends.items())
-        if left:
-            waits = f"Kafka keeps its records in {left} of {len(receipt.kafka_ends)} partitions until their retention"
-            self.receipts.note(receipt.receipt_id, waits=waits)
-        else:
-            self.receipts.move(receipt.receipt_id, ReceiptState.COMPLETE)
+    def _holds(self, changed: Collection[tuple[str, str]]) -> str:
+        """What may still come of the rows that these (policy, dataset) had before; empty where nothing may.
 
-    def _training(self, changed: Collection[tuple[str, str]]) -> str | None:
-        """The run that has begun to train on one of these (policy, dataset) before its successor was there."""
+        To be asked before checkpoints are looked for: who is done by now has left its own.
+        """
         runs = Runs(self._home.database)
         for policy, dataset in sorted(changed):
+            if has_reader(self._home.datasets / policy / dataset):
+                return f"dataset {dataset} is being trained on: of a training from before, the checkpoint is to be told"
             run = runs.unfinished(policy)
-            stage = run.stage(Stage.TRAIN) if run is not None and run.dataset_id == dataset else None
-            if run is not None and stage is not None and stage.state is StageState.RUNNING:
-                manifest = read_manifest(self._home.datasets / policy / dataset, DatasetManifest)
-                if stage.started_at <= max(succession.at for succession in manifest.erased):
-                    return run.run_id
-        return None
+            if run is None or run.dataset_id != dataset or run.result(Stage.REGISTER) is not None:
+                continue
+            if (self._home.checkpoint(policy, run.checkpoint_id) / "manifest.json").exists():
+                return f"run {run.run_id} is to register its checkpoint: then it is tagged"
+        return ""
+
+    def _learned(self, changed: Collection[tuple[str, str]]) -> list[str]:
+        return self._ingest("ingest.trace:learned_from", checkpoints=self._home.checkpoints, datasets=changed)
+
+    def _await_retention(self, receipt: Receipt) -> None:
+        found, name = self._retention(), receipt.receipt_id
+        left = sum(found.begins.get(partition, end) < end for partition, end in receipt.kafka_ends.items())
+        if left:
+            of = f"{left} of {len(receipt.kafka_ends)} partitions"
+            self.receipts.note(name, waits=f"Kafka keeps its records in {of} {_until(found, receipt)}")
+        elif time.time() < self.receipts.passed(name) + found.file_seconds:
+            self.receipts.note(name, waits=f"Kafka removes its files within {found.file_seconds:g} seconds")
+        else:
+            self.receipts.move(name, ReceiptState.COMPLETE)
 
     def _texts(self) -> Iterator[Path]:
         """Files of text in which an id may stand."""
         h = self._home
         for folder in (h.logs, h.mlflow / "artifacts", h.root / "evaluations", h.root / "simulate"):
             yield from (path for path in folder.rglob("*") if path.is_file())
-        yield from h.run.glob("*.json")
+        yield from (path for path in h.run.iterdir() if ".json" in path.suffixes)  # also what a crash left half written
         yield from (path for path in h.checkpoints.glob("*/*/*") if path.suffix in (".json", ".jsonl", ".html"))
+
+    def _retention(self) -> Retention:
+        found = self._ingest("ingest.kafka_retention:retention_of", log=self._log())
+        return msgspec.convert(found, Retention, strict=False)  # partitions are texts where they were JSON
 
     def _log(self) -> Any:
         return self._config.log_settings(addresses.load(self._home).kafka)
 
     def _ingest(self, target: str, **arguments: Any) -> Any:
         return self._workers.call("ingest", target, **arguments)
+
+
+def _until(retention: Retention, receipt: Receipt) -> str:
+    """Until when a record may stay that had come when the receipt began to wait."""
+    if retention.retention_seconds is None:
+        return "for ever: set `retention.ms` of its topic"
+    segment, kept = retention.segment_seconds, retention.retention_seconds
+    last = datetime.fromtimestamp((receipt.retained_at or receipt.updated_at) + segment + kept, UTC)
+    return (
+        f"until {last:%Y-%m-%d %H:%M} UTC at the latest: a segment takes records for {segment / 86400:.3g} days "
+        f"(segment.ms, less where segment.bytes comes first), and stays for {kept / 86400:.3g} days (retention.ms)"
+    )

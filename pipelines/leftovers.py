@@ -5,10 +5,11 @@ that files which a process is appending to can be cleaned as well, and JSON stay
 for an old value stays in a page until the page is used again.
 """
 
+import os
 import re
 import sqlite3
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from ingest.contracts.erasure import TARGETS, erasure_digest
@@ -18,6 +19,8 @@ from pipelines.errors import PipelineError
 Digests = Mapping[str, str]
 """Digest → target of what is to go."""
 
+_BUSY_SECONDS = 10.0
+"""How long to wait for others who are at a database."""
 _RUN_TEXTS = {"runs": ("reason",), "stages": ("result", "progress", "error")}
 
 
@@ -61,15 +64,23 @@ def overwrite(files: Iterable[Path], goal: Digests) -> int:
     """The ids in these files, in place; how many there were."""
     found = 0
     for path in files:
-        data = path.read_bytes()
-        places = [match for match in ID.finditer(data) if _covers(match, goal)]
-        if places:
-            with path.open("r+b") as file:
-                for match in places:
-                    file.seek(match.start())
-                    file.write(b"x" * len(match[0]))
-        found += len(places)
+        with suppress(FileNotFoundError):  # gone meanwhile, with what it held
+            found += _overwritten(path, goal)
     return found
+
+
+def _overwritten(path: Path, goal: Digests) -> int:
+    found = 0
+    while True:
+        with path.open("r+b") as file:
+            places = [match for match in ID.finditer(file.read()) if _covers(match, goal)]
+            for match in places:
+                file.seek(match.start())
+                file.write(b"x" * len(match[0]))
+            found += len(places)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return found
+            # Else it was rotated or replaced meanwhile, and the one of this name now is looked at, too.
 
 
 def _cleaned(text: bytes, goal: Digests) -> tuple[bytes, int]:
@@ -82,7 +93,7 @@ def _covers(match: re.Match[bytes], goal: Digests) -> bool:
 
 
 def _opened(path: Path) -> closing[sqlite3.Connection]:
-    return closing(sqlite3.connect(path, timeout=10, isolation_level=None))
+    return closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None))
 
 
 def _compact(db: sqlite3.Connection, path: Path) -> None:

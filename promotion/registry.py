@@ -26,6 +26,7 @@ from promotion.names import (
     CHAMPION,
     TAG_CHECKPOINT,
     TAG_DECISION,
+    TAG_ERASED,
     TAG_EVALUATION_RUN,
     TAG_OVERRIDE,
     TAG_VERDICT_DIGEST,
@@ -105,6 +106,8 @@ def _by_alias(client: MlflowClient, policy: str, alias: str) -> ModelVersion | N
 def register(*, mlflow: str, checkpoint: Path, clock: Clock = time.time) -> int:
     """The model version that is this checkpoint, made if it is not there; `challenger` points at it unless a base.
 
+    A parent that learned from what was erased since passes its tag on: whoever tags descendants looks for them first,
+    and again afterwards, so that none is missed.
     Raises `ContractError` for an incomplete checkpoint, `PromotionError` when the registry is away.
     """
     manifest = read_manifest(checkpoint, CheckpointManifest)
@@ -120,10 +123,12 @@ def register(*, mlflow: str, checkpoint: Path, clock: Clock = time.time) -> int:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
+            parent = _find(client, policy, manifest.parent) if manifest.parent else None
+            inherited = {name: value for name, value in parent.tags.items() if name == TAG_ERASED} if parent else {}
             client.create_model_version(
                 policy,
                 source_of(policy, checkpoint_id),
-                tags={TAG_CHECKPOINT: checkpoint_id},
+                tags={TAG_CHECKPOINT: checkpoint_id, **inherited},
                 description=describe(manifest, None),
             )
             version = _get(client, policy, checkpoint_id)

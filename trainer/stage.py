@@ -4,11 +4,14 @@
 
 A run killed at any point and called again goes on from its last saved step (in `<output>.partial/`) and ends
 with the same bytes, on the same kind of CPU. A run that failed or was stopped leaves nothing.
+
+While it has rows of the dataset, it is its reader (`ingest.contracts.reading`): an erasure waits for the checkpoint.
 """
 
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +19,9 @@ import numpy as np
 import torch
 
 from ingest.contracts.checkpoint import EXPORT, STATE, CheckpointManifest
+from ingest.contracts.errors import ContractError
 from ingest.contracts.files import digest_of, list_files, write_manifest
+from ingest.contracts.reading import reading
 from trainer import loop
 from trainer.checkpoints import (
     export_digest,
@@ -62,15 +67,20 @@ def train(
         return read_checkpoint(output)
     settings = resolve(settings)
     torch.set_num_threads(settings.threads)
-    inputs = read_inputs(policy, dataset, parent, reference)
-    saves = Saves(output.with_name(f"{output.name}.partial"), inputs.digest(settings))
-    with track(mlflow, policy, output.name, inputs.dataset.dataset_id, parent.name, settings) as tracker:
+    with ExitStack() as held:
         try:
-            manifest = _train(settings, inputs, output, saves, tracker, progress)
-        except TrainerError:
-            saves.clear()
-            shutil.rmtree(output, ignore_errors=True)
-            raise
+            held.enter_context(reading(dataset))
+        except ContractError as error:
+            raise TrainerError(f"dataset cannot be used: {error}") from error
+        inputs = read_inputs(policy, dataset, parent, reference)
+        saves = Saves(output.with_name(f"{output.name}.partial"), inputs.digest(settings))
+        with track(mlflow, policy, output.name, inputs.dataset.dataset_id, parent.name, settings) as tracker:
+            try:
+                manifest = _train(settings, inputs, output, saves, tracker, progress)
+            except TrainerError:
+                saves.clear()
+                shutil.rmtree(output, ignore_errors=True)
+                raise
     saves.clear()
     return manifest
 

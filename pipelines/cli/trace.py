@@ -33,8 +33,9 @@ def trace(
     import msgspec
 
     from ingest.spool import low_watermark
-    from ingest.trace import trace_checkpoint, trace_turn
+    from ingest.trace import TraceError, trace_checkpoint, trace_turn
     from pipelines.cli.parts import open_home
+    from pipelines.runs import Runs
 
     found, home = open_home(config)
     places: dict[str, Any] = {"lake": home.lake, "datasets": home.datasets, "checkpoints": home.checkpoints}
@@ -45,6 +46,11 @@ def trace(
         else:
             _print(_of_checkpoint(one))
         return
+    if home.database.exists():
+        made = next((run for run in Runs(home.database).history() if run.checkpoint_id == name), None)
+        if made is not None:
+            told = f"`everloop runs {made.run_id}` tells what became of its run"
+            raise TraceError(f'checkpoint "{name}" was never completed, or removed: {told}')
     now = time.time()
     rules = {policy: (s.attribution, s.rewards) for policy, s in found.policies.items()}
     samples = trace_turn(name, **places, rules=rules, now=now, watermark=low_watermark(home.spool, now))
@@ -68,9 +74,12 @@ def _of_checkpoint(found: "CheckpointTrace") -> "Tree":
     tree = _named(found)
     for ancestor in found.ancestors:
         tree.add(_named(ancestor, "from "))
+    if found.before:
+        tree.add(_text(f"from checkpoint {found.policy}/{found.before}, whose folder is gone"))
     dataset = found.dataset
     if dataset is None:
-        tree.add("no dataset: it was imported")
+        gone = f"dataset {found.dataset_id}: its folder is gone" if found.dataset_id else "no dataset: it was imported"
+        tree.add(_text(gone))
         return tree
     gone = f", {dataset.erased} erased since" if dataset.erased else ""
     branch = tree.add(f"dataset {dataset.dataset_id}: {len(dataset.turns)} rows{gone}, cut {when(dataset.cut_at)}")

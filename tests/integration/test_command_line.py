@@ -60,7 +60,7 @@ def test_help_names_every_command(folder: Path) -> None:
         (("forget", "--subject", "anna", "--yes"), 1, "nothing ever ran in"),
         (("forget", "--yes"), 2, "name one of --subject and --session"),
         (("forget", "status", "er-1"), 1, 'there is no receipt "er-1"'),
-        (("trace", "c9"), 1, 'there is no turn "c9" in the lake'),
+        (("trace", "c9"), 1, 'there is no checkpoint "c9", and no turn in the lake: `everloop log seek --turn c9`'),
         (("keys", "create", "app", "--concurrency", "0"), 2, "--concurrency"),
         (("runs", "r9"), 1, 'there is no run "r9"'),
         (("run", "-p", "other"), 1, 'there is no policy "other": the configuration has helper'),

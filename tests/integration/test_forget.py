@@ -1,7 +1,11 @@
 """Forgetting somebody: nothing of theirs is left in any file, nothing of anybody else's is gone, and it stays so."""
 
 import json
+import multiprocessing
+import os
+import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +147,7 @@ class Home:
             settings=LakeSettings(),
             datasets=self.datasets,
             docs=self.docs,
+            scratch=self.root / "run",
             patience=patience,
         )
 
@@ -199,10 +204,27 @@ def everything_but_anna(home: Home) -> None:
         assert found >= {"spool", "lake", "datasets"}
 
 
+def crash(home: Home) -> None:
+    """What writers leave that are killed before they gave a file its name."""
+    for name in (
+        "lake/turns/part-00000.zstd.parquet#1",
+        "lake/feedback/_delta_log/00000000000000000099.json#12",
+        "datasets/helper/d2/.candidate.json.7.partial",
+        "datasets/helper/d2/join-1/spilled",
+        "run/join-2/spilled",
+        f"spool/.refused/.{'0' * 32}-1.7.partial",
+    ):
+        path = home.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"question of anna, {turn_id('anna', 1)}")
+        os.utime(path, (START, START))
+
+
 def test_nothing_of_a_forgotten_subject_is_left_in_any_file(home: Home) -> None:
+    crash(home)
     before = read_manifest(home.datasets / "helper" / "d1", DatasetManifest)
     assert {file.partition("/")[0] for file, _ in mentions(home.root, words("anna"))} == {
-        *("spool", "lake", "datasets", "datadocs")
+        *("spool", "lake", "datasets", "datadocs", "run")
     }
     asked = Receipts(home.receipts).request("subject", subject("anna"))
     reached = home.erase(asked.receipt_id)
@@ -210,6 +232,11 @@ def test_nothing_of_a_forgotten_subject_is_left_in_any_file(home: Home) -> None:
     assert reached.removed["turns"] == 16
     assert mentions(home.root, words("anna")) == set()
     everything_but_anna(home)
+
+    site = home.docs / "site"
+    links = re.findall(r'href="(\w[^":]*\.html)"', (site / "index.html").read_text())
+    assert links
+    assert [link for link in links if not (site / link).exists()] == [], "the first page links what is left"
 
     after = read_manifest(home.datasets / "helper" / "d1", DatasetManifest)
     assert (after.dataset_id, after.cut_at, after.lake_versions) == ("d1", before.cut_at, before.lake_versions)
@@ -262,18 +289,18 @@ def test_a_session_is_forgotten_and_its_people_stay(home: Home) -> None:
     assert home.rows(TURNS, "turn_id") == sorted(turn_id(name, number) for name in PEOPLE for number in range(1, 16))
 
 
-class Killed(BaseException):
-    """Stands for kill -9: no handler runs to the end of its work."""
-
-
 STEPS: list[tuple[Any, str]] = [
+    (forget.Spool, "append_sync"),
+    (forget.Receipts, "filed"),
+    (forget.Receipts, "move"),
     (forget, "land"),
+    (forget.Receipts, "add_targets"),
     (forget, "belonging"),
     (forget, "rewrite"),
     (forget, "rewrite_spools"),
     (forget, "fence"),
-    (forget, "delete_rows"),
     (forget, "_delete"),
+    (forget, "delete_rows"),
     (forget, "upkeep"),
     (successors, "write_groups"),
     (successors, "write_atomically"),
@@ -282,28 +309,28 @@ STEPS: list[tuple[Any, str]] = [
 ]
 
 
-def test_it_can_be_killed_after_each_step_and_run_again(filled: Home, tmp_path: Path) -> None:
-    shutil.copytree(filled.root, tmp_path / "home")
-    home = Home(tmp_path / "home")
+def killed_after(root: Path, receipt_id: str, step: int) -> None:
+    """In a process of its own: erases, and is killed right after the step."""
+    place, name = STEPS[step]
+    real: Callable[..., Any] = getattr(place, name)
+
+    def last(*arguments: Any, **named: Any) -> None:
+        real(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(place, name, last)
+    Home(root).erase(receipt_id)
+
+
+def test_it_can_be_killed_after_each_step_and_run_again(home: Home) -> None:
     asked = Receipts(home.receipts).request("subject", subject("anna"))
-
-    def killed_after(module: Any, name: str) -> None:
-        real: Callable[..., Any] = getattr(module, name)
-
-        def once(*arguments: Any, **named: Any) -> Any:
-            real(*arguments, **named)
-            raise Killed
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, name, once)
-            try:
-                home.erase(asked.receipt_id)
-            except Killed:
-                return
-        # What was done before is not done again: nothing is left for this step.
-
-    for module, name in STEPS:
-        killed_after(module, name)
+    processes = multiprocessing.get_context("forkserver")  # imports once for all of them
+    processes.set_forkserver_preload([__name__])
+    for step, (_, name) in enumerate(STEPS):
+        process = processes.Process(target=killed_after, args=(home.root, asked.receipt_id, step))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, f"{name} was not come to"
     assert home.erase(asked.receipt_id).settled
     assert mentions(home.root, words("anna")) == set()
     everything_but_anna(home)

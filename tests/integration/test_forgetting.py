@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import shutil
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from mlflow import MlflowClient
 
 from ingest.contracts.dataset import DatasetManifest
-from ingest.contracts.files import read_manifest, verify_files, write_manifest
+from ingest.contracts.files import read_manifest, write_manifest
+from ingest.contracts.reading import reading
+from ingest.kafka_retention import Retention
 from ingest.receipts import ReceiptState
 from pipelines import forgetting
 from pipelines.config import Config
@@ -22,26 +26,27 @@ from pipelines.home import Home as Folders
 from pipelines.records import Stage, StageState
 from pipelines.runs import Runs
 from pipelines.stack.addresses import Addresses
+from pipelines.workers import plain
 from promotion import registry
 from promotion.names import TAG_ERASED
 from serving.control.database import Database
 from serving.control.subjects import opt_out
 from tests.checkpoint_folders import make_checkpoint
 from tests.forgetting import mentions
-from tests.integration.test_forget import Home, everything_but_anna, filled, home, subject, turn_id, words
+from tests.integration.test_forget import Home, everything_but_anna, filled, subject, turn_id, words
 from trainer.dataset import read_dataset
 
-__all__ = ["filled", "home"]  # pytest's fixtures
+__all__ = ["filled"]  # pytest's fixture
 
 pytestmark = pytest.mark.integration
 
 
 class Inline:
-    """Workers that work in this process."""
+    """Workers that work in this process; what they give back went through JSON, as from the real ones."""
 
     def call(self, family: str, target: str, **arguments: Any) -> Any:
         module, name = target.split(":")
-        return msgspec.to_builtins(getattr(importlib.import_module(module), name)(**arguments))
+        return plain(getattr(importlib.import_module(module), name)(**arguments))
 
 
 def trained_on(folder: Path, dataset_id: str) -> None:
@@ -49,18 +54,23 @@ def trained_on(folder: Path, dataset_id: str) -> None:
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest | {"dataset_id": dataset_id}))
 
 
-@pytest.fixture
-def whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> tuple[Folders, Forgetting, str]:
-    """A home folder with everything that may name somebody; its forgetting, and the registry."""
-    folders = Folders(home.root).create()
+def registry_of(folders: Folders) -> str:
+    return f"sqlite:///{folders.mlflow / 'mlflow.db'}"
+
+
+@pytest.fixture(scope="module")
+def furnished(filled: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home folder with everything that may name somebody."""
+    root = tmp_path_factory.mktemp("whole") / "home"
+    shutil.copytree(filled.root, root)
+    folders = Folders(root).create()
     for name, parent, dataset_id in (("c1", "base", "d1"), ("c2", "c1", None), ("c3", "base", "other")):
         folder = make_checkpoint(folders.checkpoints, name, policy="helper", parent=parent)
         if dataset_id:
             trained_on(folder, dataset_id)
     make_checkpoint(folders.checkpoints, "base", policy="helper", kind="base", parent=None)
-    uri = f"sqlite:///{folders.mlflow / 'mlflow.db'}"
     for name in ("c1", "c2", "c3"):
-        registry.register(mlflow=uri, checkpoint=folders.checkpoint("helper", name))
+        registry.register(mlflow=registry_of(folders), checkpoint=folders.checkpoint("helper", name))
     runs = Runs(folders.database)
     run = runs.create("helper")
     runs.begin(run.run_id, Stage.LAND)
@@ -73,11 +83,36 @@ def whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> tuple[Folders, Forgett
             opt_out(session, subject(name), 1.0)
     control.close()
     (folders.logs / "scheduler.log").write_text(f'{{"message": "turns {turn_id("anna", 3)}, {turn_id("ben", 3)}"}}\n')
-    (folders.run / "gateway-snapshot.json").write_text(json.dumps({"opted_out": [subject("anna"), subject("ben")]}))
-    (folders.mlflow / "artifacts" / "samples.jsonl").write_text(json.dumps({"turn_id": turn_id("anna", 4)}))
-    monkeypatch.setattr(forgetting, "mlflow_url", lambda home: uri)
+    for name in ("gateway-snapshot.json", ".gateway-snapshot.json.7.partial"):
+        (folders.run / name).write_text(json.dumps({"opted_out": [subject("anna"), subject("ben")]}))
+    (folders.run / "join-killed").mkdir()
+    (folders.run / "join-killed" / "spilled").write_text("question of anna")
+    for place in (
+        folders.mlflow / "artifacts" / "1" / "ab" / "artifacts",
+        folders.root / "evaluations" / "hand-1",
+        folders.checkpoint("helper", "c1"),
+    ):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "samples.jsonl").write_text(json.dumps({"turn_id": turn_id("anna", 4)}))
+        (place / "report.html").write_text(f"<td>{turn_id('anna', 5)}</td><td>{turn_id('ben', 5)}</td>")
     ports = {"gateway": 1, "control": 2, "mlflow": 3}
     (folders.run / "ports.json").write_bytes(msgspec.json.encode(Addresses(ports=ports)))
+    return root
+
+
+@pytest.fixture
+def home(furnished: Path, tmp_path: Path) -> Home:
+    """A copy, for a test to spoil."""
+    shutil.copytree(furnished, tmp_path / "home")
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> tuple[Folders, Forgetting, str]:
+    """Its folders, its forgetting, and the registry."""
+    folders = Folders(home.root)
+    uri = registry_of(folders)
+    monkeypatch.setattr(forgetting, "mlflow_url", lambda home: uri)
     return folders, Forgetting(Config(), folders, Inline()), uri  # type: ignore[arg-type]
 
 
@@ -96,7 +131,7 @@ def test_every_place_of_an_installation_forgets(whole: tuple[Folders, Forgetting
     with closing(sqlite3.connect(folders.control)) as db:
         assert db.execute("SELECT subject FROM opted_out").fetchall() == [(subject("ben"),)]
     assert receipt.removed["turns"] == 16
-    assert (receipt.removed["ids"], receipt.removed["opted out"]) == (4, 1)
+    assert (receipt.removed["ids"], receipt.removed["opted out"]) == (10, 1)
 
     assert receipt.checkpoints == ("helper/c1", "helper/c2"), "c2 goes on from c1"
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -108,16 +143,9 @@ def test_every_place_of_an_installation_forgets(whole: tuple[Folders, Forgetting
     }
     assert forgetting_.look() == [], "what is complete is left alone"
 
-
-def test_the_trainer_reads_the_successor(whole: tuple[Folders, Forgetting, str]) -> None:
-    folders, forgetting_, _ = whole
-    forgetting_.receipts.request("subject", subject("anna"))
-    forgetting_.look(patience=10.0)
-    folder = folders.datasets / "helper" / "d1"
-    manifest, rows = read_dataset(folder)
+    manifest, rows = read_dataset(folders.datasets / "helper" / "d1")  # the trainer takes the successor as any other
     assert manifest.dataset_id == "d1"
     assert len(rows) == len(manifest.pairs) == manifest.statistics["rows"]
-    verify_files(folder, (read_manifest(folder, DatasetManifest).rows,))
 
 
 def test_a_registry_that_is_away_holds_the_receipt_up(
@@ -138,43 +166,69 @@ def test_a_registry_that_is_away_holds_the_receipt_up(
     assert receipt.state is ReceiptState.COMPLETE
 
 
-def test_a_run_that_trains_on_the_old_rows_is_waited_for(whole: tuple[Folders, Forgetting, str]) -> None:
-    folders, forgetting_, _ = whole
+def test_a_training_on_the_old_rows_is_waited_for_until_its_checkpoint_is_tagged(
+    whole: tuple[Folders, Forgetting, str],
+) -> None:
+    """By hand or in a run: whoever trains is the dataset's reader, and a run registers what comes of it."""
+    folders, forgetting_, uri = whole
     runs = Runs(folders.database)
     run = runs.create("helper")
     folder = folders.datasets / "helper" / "d1"
     manifest = msgspec.structs.replace(read_manifest(folder, DatasetManifest), dataset_id=run.dataset_id)
     write_manifest(folder, manifest)
-    folder.rename(folder.with_name(run.dataset_id))
-    runs.begin(run.run_id, Stage.TRAIN)
+    folder = folder.rename(folder.with_name(run.dataset_id))
     forgetting_.receipts.request("subject", subject("anna"))
-    [receipt] = forgetting_.look(patience=10.0)
+    with reading(folder):
+        [receipt] = forgetting_.look(patience=10.0)
+        assert receipt.state is ReceiptState.REMOVING
+        assert f"dataset {run.dataset_id} is being trained on" in receipt.waits
+        assert mentions(folders.root, words("anna")) == set()
+        checkpoint = make_checkpoint(folders.checkpoints, run.checkpoint_id, policy="helper")
+        trained_on(checkpoint, run.dataset_id)
+    [receipt] = forgetting_.look()
     assert receipt.state is ReceiptState.REMOVING
-    assert f"run {run.run_id} is training" in receipt.waits
-    assert mentions(folders.root, words("anna")) == set()
-    runs.end(run.run_id, Stage.TRAIN, StageState.FINISHED)
-    trained_on(make_checkpoint(folders.checkpoints, run.checkpoint_id, policy="helper"), run.dataset_id)
+    assert f"run {run.run_id} is to register its checkpoint" in receipt.waits
+    runs.begin(run.run_id, Stage.REGISTER)
+    registry.register(mlflow=uri, checkpoint=checkpoint)
+    runs.end(run.run_id, Stage.REGISTER, StageState.FINISHED)
     [receipt] = forgetting_.look()
     assert receipt.state is ReceiptState.COMPLETE
     assert receipt.checkpoints == (f"helper/{run.checkpoint_id}",)
+    # What goes on from it later is registered with its tag.
+    registry.register(
+        mlflow=uri, checkpoint=make_checkpoint(folders.checkpoints, "later", policy="helper", parent=run.checkpoint_id)
+    )
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    told = {v.source: v.tags.get(TAG_ERASED) for v in client.search_model_versions("name='helper'")}
+    assert told[f"everloop:/helper/{run.checkpoint_id}"] == told["everloop:/helper/later"] == receipt.receipt_id
+    assert told["everloop:/helper/c3"] is None
 
 
-def test_kafka_is_waited_for_until_its_retention_has_passed(
+def test_kafka_is_waited_for_until_its_retention_has_passed_and_its_files_are_gone(
     whole: tuple[Folders, Forgetting, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, forgetting_, _ = whole
-    bounds: dict[str, dict[int, int]] = {"begins": {0: 0, 1: 5}, "ends": {0: 7, 1: 5}}
+    kept = Retention({0: 0, 1: 5}, {0: 7, 1: 5}, segment_seconds=86400, retention_seconds=7 * 86400, file_seconds=1000)
     real = Inline.call
 
     def call(self: Inline, family: str, target: str, **arguments: Any) -> Any:
-        return bounds if target.endswith("topic_bounds") else real(self, family, target, **arguments)
+        return plain(kept) if target.endswith("retention_of") else real(self, family, target, **arguments)
 
     monkeypatch.setattr(Inline, "call", call)
     forgetting_.receipts.request("subject", subject("anna"))
     [receipt] = forgetting_.look(patience=10.0)
     assert (receipt.state, receipt.kafka_ends) == (ReceiptState.RETAINED, {0: 7, 1: 5})
     assert "1 of 2 partitions" in receipt.waits
-    bounds["begins"][0] = 7
+    assert receipt.retained_at is not None
+    last = datetime.fromtimestamp(receipt.retained_at + 8 * 86400, UTC)
+    assert f"until {last:%Y-%m-%d %H:%M} UTC at the latest" in receipt.waits
+    kept = msgspec.structs.replace(kept, retention_seconds=None)
+    [receipt] = forgetting_.look()
+    assert "for ever: set `retention.ms`" in receipt.waits
+    kept = msgspec.structs.replace(kept, begins={0: 7, 1: 5})
+    [receipt] = forgetting_.look()
+    assert (receipt.state, receipt.waits) == (ReceiptState.RETAINED, "Kafka removes its files within 1000 seconds")
+    kept = msgspec.structs.replace(kept, file_seconds=0.0)
     [receipt] = forgetting_.look()
     assert receipt.state is ReceiptState.COMPLETE
     assert receipt.completed_at is not None

@@ -1,6 +1,7 @@
 """Lineage from the manifests and the lake alone: a checkpoint to its turns, and a turn to what learned from it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from ingest.contracts.verdict import Decision
 from ingest.lake import TURNS, read
 from ingest.receipts import Receipts
 from ingest.trace import TraceError, trace_checkpoint, trace_turn
+from pipelines.runs import Runs
 from tests.checkpoint_folders import make_checkpoint, make_verdict
 from tests.integration.test_command_line import everloop
 from tests.integration.test_forget import Home, filled, home, subject, turn_id
@@ -81,20 +83,28 @@ def test_a_turn_leads_to_what_learned_from_it(home: Home, checkpoints: Path) -> 
 
 
 def test_what_was_forgotten_is_counted_and_not_named(home: Home, checkpoints: Path) -> None:
-    home.erase(Receipts(home.receipts).request("subject", subject("anna")).receipt_id)
+    receipt_id = Receipts(home.receipts).request("subject", subject("anna")).receipt_id
+    home.erase(receipt_id)
     found = trace_checkpoint("c1", "helper", lake=home.lake, datasets=home.datasets, checkpoints=checkpoints)
     assert found.dataset is not None
     assert (len(found.dataset.turns), found.dataset.erased) == (16, 8)
-    with pytest.raises(TraceError, match="not landed yet, erased, or never recorded"):
-        trace_turn(
-            turn_id("anna", 1),
-            lake=home.lake,
-            datasets=home.datasets,
-            checkpoints=checkpoints,
-            rules=RULES,
-            now=2e9,
-            watermark=2e9,
-        )
+    places = {"lake": home.lake, "datasets": home.datasets, "checkpoints": checkpoints}
+    with pytest.raises(TraceError, match=f"was erased, by receipt {receipt_id}: `everloop forget status {receipt_id}`"):
+        trace_turn(turn_id("anna", 1), **places, rules=RULES, now=2e9, watermark=2e9)
+
+
+def test_what_was_removed_is_told_as_far_as_others_name_it(home: Home, checkpoints: Path) -> None:
+    places = {"lake": home.lake, "datasets": home.datasets, "checkpoints": checkpoints}
+    shutil.rmtree(home.datasets / "helper" / "d1")
+    found = trace_checkpoint("c1", None, **places)
+    assert (found.dataset_id, found.dataset, found.verdict) == ("d1", None, "promote against base")
+    shutil.rmtree(checkpoints / "helper" / "c1")
+    with pytest.raises(TraceError, match='"c1" was removed: helper/c2 went on from it'):
+        trace_turn("c1", **places, rules=RULES, now=2e9, watermark=2e9)
+    found = trace_checkpoint("c2", None, **places)
+    assert (found.ancestors, found.before) == ((), "c1")
+    with pytest.raises(TraceError, match='no checkpoint "c9", and no turn in the lake'):
+        trace_turn("c9", **places, rules=RULES, now=2e9, watermark=2e9)
 
 
 def test_people_see_a_tree_and_programs_json(home: Home, checkpoints: Path, tmp_path: Path) -> None:
@@ -113,5 +123,8 @@ def test_people_see_a_tree_and_programs_json(home: Home, checkpoints: Path, tmp_
     assert "what went on from there" in done.stdout
     done = everloop(tmp_path, "trace", "c9")
     assert (done.returncode, done.stdout) == (1, "")
-    assert 'there is no turn "c9"' in done.stderr
+    assert 'there is no checkpoint "c9", and no turn' in done.stderr
+    Runs(home.root / "pipelines.db").create("helper")
+    [run] = Runs(home.root / "pipelines.db").history()
+    assert f"`everloop runs {run.run_id}` tells" in everloop(tmp_path, "trace", run.checkpoint_id).stderr
     assert msgspec.json.decode(everloop(tmp_path, "trace", "c1", "--json").stdout)["dataset"]["dataset_id"] == "d1"

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from ingest.contracts.checkpoint import EXPORT, STATE
 from ingest.contracts.files import verify_files
+from ingest.contracts.reading import has_reader
 from tests.tiny_policy import CUT_AT, POLICY, Place, make_dataset, make_place, make_source
 from trainer.__main__ import main
 from trainer.checkpoints import checkpoint_digest, import_model, read_checkpoint, retain
@@ -50,7 +51,14 @@ def run(place: Place, dataset: str, parent: str, output: str, settings: TrainerS
 def test_a_run_writes_a_complete_checkpoint(place):
     make_dataset(place.dataset("d1"), place.base)
     steps: list[dict] = []
-    manifest = run(place, "d1", "base", "c1", progress=steps.append)
+    readers: list[bool] = []
+
+    def progress(step: dict) -> None:
+        steps.append(step)
+        readers.append(has_reader(place.dataset("d1")))
+
+    manifest = run(place, "d1", "base", "c1", progress=progress)
+    assert (set(readers), has_reader(place.dataset("d1"))) == ({True}, False), "an erasure waits for who trains"
 
     folder = place.checkpoints / "c1"
     verify_files(folder, manifest.files)

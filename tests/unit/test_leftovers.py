@@ -1,0 +1,65 @@
+"""Ids in files of text: overwritten in place, whoever writes to the file or replaces it meanwhile."""
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ingest.contracts.erasure import erasure_digest
+from pipelines import leftovers
+from pipelines.errors import PipelineError
+from pipelines.leftovers import clean_control, overwrite
+
+ANNA, BEN = "a" * 32, "b" * 32
+GOAL = {erasure_digest("subject", ANNA): "subject"}
+
+
+def test_an_id_is_crossed_out_and_the_rest_stays(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(f'{{"subject": "{ANNA}"}} {BEN} {ANNA}\n')
+    with log.open("a") as writer:
+        assert overwrite([log, tmp_path / "gone"], GOAL) == 2
+        writer.write("written on\n")
+    assert log.read_text() == f'{{"subject": "{"x" * 32}"}} {BEN} {"x" * 32}\nwritten on\n'
+
+
+def test_a_file_that_is_replaced_meanwhile_is_not_damaged_and_cleaned_as_well(tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshot.json"
+    snapshot.write_text(f'["{BEN}", "{ANNA}"]')
+
+    class Replacing(dict[str, str]):
+        """A goal at whose first question the gateway writes its next snapshot, a shorter one."""
+
+        asked = 0
+
+        def __contains__(self, key: object) -> bool:
+            self.asked += 1
+            if self.asked == 1:
+                (tmp_path / "next").write_text(f'["{ANNA}"]')
+                os.replace(tmp_path / "next", snapshot)
+            return super().__contains__(key)
+
+    assert overwrite([snapshot], Replacing(GOAL)) == 2
+    assert snapshot.read_text() == f'["{"x" * 32}"]'
+
+
+def test_an_opt_out_goes_beside_a_control_that_runs_and_waits_for_one_that_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "_BUSY_SECONDS", 0.1)
+    path = tmp_path / "control.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as control:
+        control.execute("PRAGMA journal_mode=WAL")
+        control.execute("CREATE TABLE opted_out (subject TEXT PRIMARY KEY, since REAL)")
+        control.execute("CREATE TABLE revision (value INTEGER)")
+        control.execute("INSERT INTO revision VALUES (7)")
+        control.executemany("INSERT INTO opted_out VALUES (?, 1.0)", [(ANNA,), (BEN,)])
+        assert clean_control(path, GOAL) == 1
+        assert control.execute("SELECT subject, value FROM opted_out, revision").fetchall() == [(BEN, 8)]
+        assert not any(ANNA.encode() in file.read_bytes() for file in tmp_path.iterdir())
+        control.execute("BEGIN")
+        control.execute("SELECT * FROM opted_out").fetchone()
+        with pytest.raises(PipelineError, match="cannot be cleaned now"):
+            clean_control(path, GOAL)
