@@ -243,6 +243,7 @@ class Forwarder:
         if against is not None:
             kept.unlink()
             raise TopicTrouble(f"topic {self._settings.topic} takes nothing now: {type(against).__name__}")
+        shipment.folder.note_lost(sequence)
         logger.error(
             "the broker refused sequence %d of spool %s, %d bytes: %s; kept as %s: see --send-again",
             *(sequence, shipment.folder.spool_id, len(payload), reason, kept),

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ingest.contracts.events import is_lost
 from ingest.kafka_topic import EventPlace, Headers, Watermark, event_headers, partition_of, split, watermark_headers
 from ingest.spool import SealedSegment, SpoolFolder
 
@@ -96,7 +97,10 @@ class Shipment:
             return None
         if self._rows is None:
             self._rows = self.folder.read(self._segments[0], self._sent)
-        return next(self._rows, None)
+        found = next(self._rows, None)
+        if found is not None and is_lost(found[1]):
+            self.folder.note_lost(found[0])
+        return found
 
     def records(self, limit: int, sequence: int, payload: bytes) -> list[tuple[bytes, Headers]]:
         """The event that follows what was sent, as records of at most `limit` bytes."""

@@ -24,6 +24,8 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_LOST = _encoder.encode(Lost(""))[:-1]
+"""How each begins, whatever its reason."""
 _decoder = msgspec.msgpack.Decoder(Event | Lost)
 VERSIONS = {kind.__struct_config__.tag: current(kind) for kind in (Turn, Feedback, Erasure)}
 """Kind of event → the newest version of it that this code reads."""
@@ -50,6 +52,11 @@ class Record(msgspec.Struct, frozen=True):
 def encode_event(event: Event | Lost) -> bytes:
     """Its bytes on the log."""
     return _encoder.encode(event)
+
+
+def is_lost(payload: bytes) -> bool:
+    """Whether it stands in the place of an event."""
+    return payload.startswith(_LOST)
 
 
 def decode_event(payload: bytes) -> Event:

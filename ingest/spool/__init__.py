@@ -9,6 +9,7 @@ Each process that writes has a folder of its own, `<root>/<spool id>/`, new at e
     closed                   nothing will ever be added: closed in order, or adopted after a crash
     partition                the partition of the topic that it goes to (forwarder)
     shipped                  the last sequence that a broker acknowledged (forwarder)
+    lost                     sequences of which it has no event: damaged before, or refused (forwarder)
 
 and beside them `<root>/.damaged/`, the account of what was damaged, and `.new-*`, what is not complete yet.
 

@@ -28,7 +28,8 @@ from ingest.spool.segment import (
 
 log = logging.getLogger(__name__)
 
-LOCK, WATERMARK, CLOSED, SHIPPED, PARTITION = "lock", "watermark", "closed", "shipped", "partition"
+LOCK, WATERMARK, CLOSED = "lock", "watermark", "closed"
+SHIPPED, LOST, PARTITION = "shipped", "lost", "partition"
 _UNFINISHED_SECONDS = 600.0
 """How old something unfinished must be to be what a crash left."""
 
@@ -102,9 +103,17 @@ class SpoolFolder:
         try:
             names = os.listdir(self.path)
             hidden = [name for name in names if name.startswith(".")]
-            if not self.closed() or set(names) - {*hidden, LOCK, WATERMARK, CLOSED, SHIPPED, PARTITION}:
+            if not self.closed() or set(names) - {*hidden, LOCK, WATERMARK, CLOSED, SHIPPED, LOST, PARTITION}:
                 return False
-            for name in (*hidden, WATERMARK, SHIPPED, PARTITION, LOCK, CLOSED):  # `closed` last: nobody adopts the rest
+            for name in (
+                *hidden,
+                WATERMARK,
+                SHIPPED,
+                LOST,
+                PARTITION,
+                LOCK,
+                CLOSED,
+            ):  # `closed` last: nobody adopts the rest
                 (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
         except OSError:  # somebody else is removing it, or looked at its lock just now
@@ -121,6 +130,18 @@ class SpoolFolder:
     def write_shipped(self, sequence: int) -> None:
         """Before the segments up to there are removed. Needs no fsync: after a stale one, more is sent again."""
         self._note(SHIPPED, str(sequence))
+
+    def lost(self) -> set[int]:
+        """Sequences that were shipped as lost: no broker has their events."""
+        try:
+            return {int(line) for line in (self.path / LOST).read_text().splitlines()}
+        except FileNotFoundError:
+            return set()
+
+    def note_lost(self, sequence: int) -> None:
+        """Before it counts as shipped. Needs no fsync: who waits for it has no other life than this machine's."""
+        with (self.path / LOST).open("a") as file:
+            file.write(f"{sequence}\n")
 
     def partition(self) -> int | None:
         """The partition of the topic that it goes to; None where it goes to none yet."""

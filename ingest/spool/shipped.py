@@ -1,7 +1,8 @@
 """Where the broker's acknowledgement counts (`ack = "broker"`): a third thread that watches how far a spool has come.
 
-The forwarder notes in the spool's folder what the broker acknowledged; who waits for that is answered from here. What
-was committed waits in order. Once somebody has waited in vain, the broker is `behind`, until it acknowledges again.
+The forwarder notes in the spool's folder what the broker acknowledged, and in the place of which events something else;
+who waits for that is answered from here. What was committed waits in order. Once somebody has waited in vain, the
+broker is `behind`, until it acknowledges again.
 """
 
 import threading
@@ -18,11 +19,11 @@ _BEHIND_LOOK_SECONDS = 0.05
 
 
 class Shipped:
-    """Answers in the order of sequences. `answer` is called by its thread."""
+    """Answers in the order of sequences. `answer` is called by its thread, with the sequences that were lost."""
 
     def __init__(self, folder: SpoolFolder) -> None:
         self._folder = folder
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[set[int]], None]]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self.behind = False
@@ -30,7 +31,7 @@ class Shipped:
         self._thread = threading.Thread(target=self._run, name="spool-shipped", daemon=True)
         self._thread.start()
 
-    def when(self, sequence: int, answer: Callable[[], None]) -> None:
+    def when(self, sequence: int, answer: Callable[[set[int]], None]) -> None:
         """Calls `answer` once the broker has everything up to `sequence`."""
         with self._changed:
             self._waiting.append((sequence, answer))
@@ -51,9 +52,10 @@ class Shipped:
             try:
                 # A folder that is gone was closed, and shipped to its end.
                 upto = self._folder.shipped() if self._folder.path.exists() else self._waiting[-1][0]
+                lost = self._folder.lost() if self._waiting[0][0] <= upto else set()
             except (OSError, ValueError):
-                upto = 0
+                upto, lost = 0, set()
             while self._waiting and self._waiting[0][0] <= upto:
                 self.behind = False
-                self._waiting.popleft()[1]()
+                self._waiting.popleft()[1](lost)
             time.sleep(_BEHIND_LOOK_SECONDS if self.behind else _LOOK_SECONDS)

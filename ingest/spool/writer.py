@@ -299,9 +299,18 @@ class Spool:
             append.payloads, append.committed = [], True
         if shipped.behind:  # nobody waits for what another waited for in vain
             self._answer_all(batch, self._behind())
-            shipped.when(self._next - 1, lambda: None)
+            shipped.when(self._next - 1, lambda lost: None)
         else:
-            shipped.when(self._next - 1, lambda: self._answer_all(batch, None))
+            shipped.when(self._next - 1, lambda lost: self._answer_shipped(batch, lost))
+
+    def _answer_shipped(self, batch: list[_Append], lost: set[int]) -> None:
+        self._answer_all([append for append in batch if lost.isdisjoint(append.sequences)], None)
+        without = [append for append in batch if not lost.isdisjoint(append.sequences)]
+        where = self.folder.path.parent
+        error = (
+            f"the broker has not got it: it was damaged on the disk, or refused; see .damaged and .refused in {where}"
+        )
+        self._answer_all(without, SpoolError(error))
 
     def _answer_all(self, batch: list[_Append], error: SpoolError | None) -> None:
         loops: dict[asyncio.AbstractEventLoop | None, list[_Append]] = {}

@@ -179,6 +179,8 @@ class Faults:
         for sequence, payload in lost:
             self.destroyed.places.append((path.parent.name, sequence))
             event = decode_event(payload)
+            if self._machine.log.ack == "broker":
+                continue  # nobody may be told that it is recorded
             if isinstance(event, Turn):
                 self.destroyed.turns.add(event.turn_id)
             elif isinstance(event, Feedback):

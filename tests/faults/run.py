@@ -76,9 +76,7 @@ def run(
     with Machine(home, log, broker) as machine:
         faults = Faults(machine, rng)
         machine.call(_CALLERS, _PAUSE, seed)
-        moves = [faults.jump_clock, faults.fill_disk, lambda: faults.pause_lander(4 * every)]
-        if ack == "disk":  # a segment that waits for no broker is there long enough to be damaged
-            moves.append(faults.damage_segment)
+        moves = [faults.jump_clock, faults.fill_disk, lambda: faults.pause_lander(4 * every), faults.damage_segment]
         if broker is not None:
             moves.append(faults.restart_broker)
         order: list = []

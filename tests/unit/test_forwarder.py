@@ -137,6 +137,17 @@ def test_one_refused_record_is_kept_beside_and_the_rest_goes_on(broker: Broker, 
     assert names_of(broker.events()[again]) == ["t20"]
 
 
+def test_what_was_refused_or_damaged_before_is_noted_beside_what_was_shipped(broker: Broker, tmp_path: Path):
+    fill(tmp_path, "t1", "t2", "t3")
+    [folder] = folders(tmp_path)
+    (folder.path / "keeps it").touch()
+    [segment] = folder.sealed()
+    segment.path.write_bytes(segment.path.read_bytes().replace(b"t3", b"T3"))
+    broker.refuses = lambda value: InvalidRecordError if b"t1" in value else None
+    forward(tmp_path, tries=10)
+    assert (folder.shipped(), folder.lost()) == (3, {1, 3})
+
+
 def test_sending_again_twice_is_sending_once(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch):
     fill(tmp_path, "a")
     broker.refuses = lambda value: InvalidRecordError if encode_event(turn("a")) == value else None

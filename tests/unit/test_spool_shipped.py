@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.spool import BrokerBehind, Spool, SpoolFolder
+from ingest.spool import BrokerBehind, Spool, SpoolError, SpoolFolder
 from tests.log_events import forget
 
 
@@ -80,3 +80,19 @@ async def test_what_waits_when_the_spool_closes_is_answered_when_its_folder_is_s
     assert not waiting.done()
     shutil.rmtree(spool.folder.path)  # the forwarder removes a closed spool that it has shipped
     assert await waiting == [1]
+
+
+async def test_what_was_lost_on_its_way_to_the_broker_is_told_to_those_alone_who_wait_for_it(tmp_path: Path):
+    spool = Spool.open(tmp_path, ack="broker")
+    waiting = [asyncio.ensure_future(spool.append([forget(f"{n}-a"), forget(f"{n}-b")], 60)) for n in range(3)]
+    await asyncio.to_thread(until, lambda: sum(s.last - s.first + 1 for s in spool.folder.sealed()) == 6)
+    spool.folder.note_lost(4)
+    spool.folder.write_shipped(6)
+    first, second, third = await asyncio.gather(*waiting, return_exceptions=True)
+    assert (first, third) == ([1, 2], [5, 6])
+    assert isinstance(second, SpoolError)
+    assert "has not got it" in str(second)
+    for segment in spool.folder.sealed():
+        segment.path.unlink()
+    await asyncio.to_thread(spool.close)
+    assert spool.folder.remove_if_done()
