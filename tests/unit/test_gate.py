@@ -187,38 +187,51 @@ def change(*changed: int, **values: Any) -> Callable[[Rows], Rows]:
 
 
 ALL = (0, 1, 2, 3)
+
+
+def spans(*tiles: tuple[str, int, int]) -> dict[str, Any]:
+    """The versions of an answer's tokens."""
+    return {"weight_versions": [dict(zip(("version", "start", "end"), tile, strict=True)) for tile in tiles]}
+
+
+SPOILED = {
+    "another policy": ({"policy": "q"}, "one policy"),
+    "no prompt": ({"prompt_ids": []}, "a prompt"),
+    "no answer": ({"output_ids": [], "logprobs": [], **spans()}, "an answer"),
+    "a logprob too few": ({"logprobs": [-1.0, -1.0]}, "a logprob for each token"),
+    "a logprob that is no number": ({"logprobs": [-1.0, float("nan"), -1.0]}, "logprobs are numbers"),
+    "a logprob above 0": ({"logprobs": [-1.0, 0.5, -1.0]}, "logprobs not above 0"),
+    "a logprob too low": ({"logprobs": [-1.0, -51.0, -1.0]}, "logprobs not too low"),
+    "minus infinity": ({"logprobs": [-1.0, float("-inf"), -1.0]}, "logprobs not too low"),
+    "a gap between versions": (spans(("v3", 0, 1), ("v3", 2, 3)), "a version for each token"),
+    "tokens without a version": (spans(("v3", 0, 2)), "a version for each token"),
+    "an old version": (spans(("v1", 0, 1), ("v3", 1, 3)), "recent versions"),
+    "an unknown version": (spans(("v9", 0, 3)), "known versions"),
+    "a stale turn": ({"started_at": CUT - 101}, "recent turns"),
+    "a turn of the future": ({"started_at": CUT + 1}, "recent turns"),
+    "no reward": ({"reward": None}, "a reward"),
+    "no weight": ({"weight": 0.0}, "a weight"),
+    "the same turn": ({}, "no turn twice"),
+    "the same turn, revised": ({}, "no turn twice"),
+}
+"""What may be wrong with a row, and the check that finds it: by that check alone the row is named."""
+
+
+def test_bad_rows_stay_out_and_are_named(tmp_path: Path, docs: Path) -> None:
+    rows = good_rows()
+    for number, (name, (values, _)) in enumerate(SPOILED.items()):
+        rows.append(rows[0] | {"turn_id": name, "key_id": f"key {number % 2}", "subject": name} | values)
+    rows += [row for row in rows if row["turn_id"] == "the same turn"]
+    rows += [row | {"feedback_revision": 2} for row in rows if row["turn_id"] == "the same turn, revised"]
+    propose(tmp_path, rows, statistics={})
+    expected: dict[str, tuple[str, ...]] = {}
+    for name, (_, check) in SPOILED.items():
+        expected[check] = (*expected.get(check, ()), name)
+    assert failed(tmp_path, docs) == expected
+
+
 BAD = {
     "tiny": (lambda rows: rows[:3], {"enough rows": ("a", "b", "c")}),
-    "another policy": (change(1, policy="q"), {"one policy": ("b",)}),
-    "the same turn twice": (change(1, turn_id="a"), {"no turn twice": ("a",)}),
-    "the same turn, revised": (change(1, turn_id="a", feedback_revision=2), {"no turn twice": ("a",)}),
-    "no prompt": (change(2, prompt_ids=[]), {"a prompt": ("c",)}),
-    "no answer": (change(2, output_ids=[], logprobs=[], weight_versions=[]), {"an answer": ("c",)}),
-    "a logprob too few": (change(0, logprobs=[-1.0, -1.0]), {"a logprob for each token": ("a",)}),
-    "a logprob that is no number": (change(3, logprobs=[-1.0, float("nan"), -1.0]), {"logprobs are numbers": ("d",)}),
-    "a logprob above 0": (change(3, logprobs=[-1.0, 0.5, -1.0]), {"logprobs not above 0": ("d",)}),
-    "a logprob too low": (change(3, logprobs=[-1.0, -51.0, -1.0]), {"logprobs not too low": ("d",)}),
-    "minus infinity": (change(3, logprobs=[-1.0, float("-inf"), -1.0]), {"logprobs not too low": ("d",)}),
-    "a gap between versions": (
-        change(1, weight_versions=[{"version": "v3", "start": 0, "end": 1}, {"version": "v3", "start": 2, "end": 3}]),
-        {"a version for each token": ("b",)},
-    ),
-    "tokens without a version": (
-        change(1, weight_versions=[{"version": "v3", "start": 0, "end": 2}]),
-        {"a version for each token": ("b",)},
-    ),
-    "an old version": (
-        change(1, weight_versions=[{"version": "v1", "start": 0, "end": 1}, {"version": "v3", "start": 1, "end": 3}]),
-        {"recent versions": ("b",)},
-    ),
-    "an unknown version": (
-        change(1, weight_versions=[{"version": "v9", "start": 0, "end": 3}]),
-        {"known versions": ("b",)},
-    ),
-    "stale turns": (change(0, 2, started_at=CUT - 101), {"recent turns": ("a", "c")}),
-    "turns of the future": (change(0, started_at=CUT + 1), {"recent turns": ("a",)}),
-    "no reward": (change(0, reward=None), {"a reward": ("a",)}),
-    "no weight": (change(0, weight=0.0), {"a weight": ("a",)}),
     "one reward": (change(*ALL, reward=0.75), {"rewards differ": ("a", "b", "c", "d")}),
     "one subject": (change(0, 1, 2, subject="u"), {"no subject dominates": ("a", "b", "c")}),
     "one key": (change(*ALL, key_id="k"), {"no key dominates": ("a", "b", "c", "d")}),
@@ -226,11 +239,16 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_data_stays_out_and_its_rows_are_named(tmp_path: Path, docs: Path, case: str) -> None:
+def test_rows_that_are_bad_together_stay_out_and_are_named(tmp_path: Path, docs: Path, case: str) -> None:
     spoil, expected = BAD[case]
     rows = spoil(good_rows())
     propose(tmp_path, rows, statistics={})
     assert failed(tmp_path, docs) == expected
+
+
+def test_one_bad_row_is_enough(tmp_path: Path, docs: Path) -> None:
+    propose(tmp_path, change(1, policy="q")(good_rows()), statistics={})
+    assert failed(tmp_path, docs) == {"one policy": ("b",)}
 
 
 def test_empty_data_stays_out(tmp_path: Path, docs: Path) -> None:
@@ -311,34 +329,39 @@ def test_a_key_may_have_all_rows_where_turns_of_no_other_were_judged(
         assert ask(tmp_path, docs).gate
 
 
+def test_turns_and_signals_of_a_lake_that_are_not_in_order_are_named(tmp_path: Path, docs: Path) -> None:
+    turns = [
+        turn("twice", **YOUNG),
+        turn("twice", **YOUNG),
+        turn("unknown end", finish="eof", **YOUNG),
+        turn("short", logprobs=[-1.0], **YOUNG),
+        turn("greedy", logprobs=[], trainable=False, **YOUNG),
+        turn("backwards", **YOUNG) | {"started_at": CUT},
+        turn("winked at", **YOUNG),
+        turn("scored", **YOUNG),
+    ]
+    signals = [
+        feedback("winked at", "wink", received_at=CUT - 5),
+        feedback("scored", "score", value=float("nan"), received_at=CUT - 5),
+    ]
+    fill(tmp_path / "lake", *turns, signals=signals)
+    propose(tmp_path, good_rows())
+    assert failed(tmp_path, docs) == {
+        "turns: no turn twice": ("twice",),
+        "turns: a known end": ("unknown end",),
+        "turns: ended after they began": ("backwards",),
+        "turns: a logprob for each token": ("short",),
+        "feedback: a known kind": ("winked at",),
+        "feedback: a number where one belongs": ("scored",),
+    }
+
+
 LAKE = {
     "no turns": ([], [], {"turns: turns were recorded": ()}),
-    "a turn twice": ([turn("b", **YOUNG), turn("b", **YOUNG)], [], {"turns: no turn twice": ("b",)}),
-    "an end that there is not": ([turn("b", finish="eof", **YOUNG)], [], {"turns: a known end": ("b",)}),
-    "a logprob too few": (
-        [turn("b", logprobs=[-1.0], **YOUNG), turn("greedy", logprobs=[], trainable=False, **YOUNG)],
-        [],
-        {"turns: a logprob for each token": ("b",)},
-    ),
-    "an end before the start": (
-        [turn("b", **YOUNG) | {"started_at": CUT}],
-        [],
-        {"turns: ended after they began": ("b",)},
-    ),
     "a broken engine": (
         [turn(f"b{n}", finish="engine_lost", trainable=False, **YOUNG) for n in range(5)],
         [],
         {"turns: most were answered": ("b0", "b1", "b2", "b3", "b4", "t0", "t1")},
-    ),
-    "a kind of another version": (
-        [],
-        [feedback("t1", "wink", received_at=CUT - 5)],
-        {"feedback: a known kind": ("t1",)},
-    ),
-    "a score without a number": (
-        [],
-        [feedback("t1", "score", value=float("nan"), key_id="key 1", received_at=CUT - 5)],
-        {"feedback: a number where one belongs": ("t1",)},
     ),
     "strangers": (
         [],
@@ -354,7 +377,7 @@ LAKE = {
 
 
 @pytest.mark.parametrize("case", LAKE)
-def test_a_lake_that_is_not_in_order_stops_the_dataset(tmp_path: Path, docs: Path, case: str) -> None:
+def test_a_lake_that_is_not_in_order_as_a_whole_stops_the_dataset(tmp_path: Path, docs: Path, case: str) -> None:
     turns, signals, expected = LAKE[case]
     if case == "no turns":
         land(tmp_path / "lake", "turns", turn("old", finished_at=10.0), turn("other", policy="q", **YOUNG))
