@@ -13,10 +13,10 @@ from ingest.config import LogSettings
 from ingest.lake import TURNS, read
 from ingest.land import land
 from ingest.spool import folders
-from tests.faults.faults import Faults
+from tests.faults.faults import Destroyed, Faults
 from tests.faults.ledger import Seen, seen
 from tests.faults.machine import Machine, say
-from tests.faults.verdict import Verdict, filled, judge
+from tests.faults.verdict import Verdict, filled, judge, missing
 from tests.kafka import Broker
 
 _CALLERS, _PAUSE = 8, 0.05
@@ -24,6 +24,8 @@ _RECORD_BYTES = 128 << 10
 """Some turns are larger, and travel in parts."""
 _MOVES_EVERY = 3
 """Kills between two other faults, on average."""
+_PATIENCE = 300.0
+"""Seconds that landers have for what is left when load ends."""
 _DATASETS = 2
 """Accepted with turns in them, at least: of fewer, none can have what another has."""
 
@@ -46,14 +48,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What callers met instead, by kind."""
     landed_under_load: int
     """Turns that the landers under fault had landed when load ended."""
+    late: int
+    """Of what was acknowledged, what they had still not landed minutes later, unharmed."""
     ended: dict[str, int]
     """Parts that ended by themselves, by kind; they were started again."""
     last_words: dict[str, str]
     verdict: Verdict
 
     def holds(self) -> bool:
-        """Whether nothing was lost, doubled or used twice, of enough, and no part ended by itself."""
-        return self.verdict.holds() and not self.ended
+        """Whether nothing was lost, doubled or used twice, of enough, and each part did its work to the end."""
+        return self.verdict.holds() and not self.ended and not self.late
 
 
 def run(
@@ -91,7 +95,7 @@ def run(
         faults.right_clocks()
         machine.until(lambda: len(filled(machine.datasets)) >= _DATASETS, f"{_DATASETS} datasets with turns")
         under_load = read(machine.lake, TURNS).count_rows()
-        drain(machine, begun)
+        late = drain(machine, begun, faults.destroyed)
         lines = machine.ledger.lines()
         return Result(
             log=log.kind,
@@ -105,14 +109,15 @@ def run(
             silence=machine.ledger.silence(),
             refused=dict(Counter(machine.refused())),
             landed_under_load=under_load,
+            late=late,
             ended=machine.ended,
             last_words=machine.last_words,
             verdict=judge(machine.ledger, machine.lake, machine.datasets, faults.destroyed),
         )
 
 
-def drain(machine: Machine, begun: float) -> None:
-    """Load ends, and all that is on the spools lands."""
+def drain(machine: Machine, begun: float, destroyed: Destroyed) -> int:
+    """Load ends, and all that is on the spools lands; how much the landers under fault left to one without faults."""
     machine.until(lambda: machine.broker_due is None, "the broker")
     machine.until(lambda: all(part.due is None for part in machine.parts.values()), "every part to live")
     say(begun, "every part lives")
@@ -121,9 +126,15 @@ def drain(machine: Machine, begun: float) -> None:
     say(begun, "gateways have ended")
     if machine.log.kind == "kafka":
         machine.until(lambda: not any(folders(machine.spool)), "all to be sent, and the spools to be gone")
-    machine.stop("freezer", "forwarder", "lander")
+    machine.stop("freezer", "forwarder")
+    end = time.monotonic() + _PATIENCE
+    while (late := len(missing(machine.ledger, machine.lake, destroyed))) and time.monotonic() < end:
+        machine.tend()
+        time.sleep(1.0)
+    machine.stop("lander")
     say(begun, "the rest has ended")
     for _ in range(2):  # the second sees that the first left nothing
         landed = land(log=machine.log, spool=machine.spool, lake=machine.lake)
         say(begun, f"landed {landed.rows}")
     assert not any(landed.rows.values()), landed
+    return late

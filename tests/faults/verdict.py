@@ -61,17 +61,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def judge(ledger: Ledger, lake: Path, datasets: Path, destroyed: Destroyed) -> Verdict:
     """Asks DuckDB. Nothing may be at work on the lake any more."""
     told = {kind: ledger.ids(kind) for kind in ("turn", "feedback")}
+    lost = missing(ledger, lake, destroyed)
     with duckdb.connect() as db:
         for name in (TURNS, FEEDBACK, REJECTS):
             db.register(name, read(lake, name))
-        db.register("told_turn", pa.table({"id": pa.array(sorted(told["turn"] - destroyed.turns), pa.string())}))
-        feedback = sorted(told["feedback"] - destroyed.feedback)
-        db.register("told_feedback", pa.table({"id": pa.array(feedback, pa.string())}))
-        lost = _column(
-            db,
-            "SELECT id FROM told_turn WHERE id NOT IN (SELECT turn_id FROM turns) UNION ALL "
-            "SELECT id FROM told_feedback WHERE id NOT IN (SELECT feedback_id FROM feedback)",
-        )
         duplicated = _column(
             db,
             "SELECT turn_id FROM turns GROUP BY turn_id, sample HAVING count(*) > 1 UNION ALL "
@@ -116,7 +109,7 @@ def judge(ledger: Ledger, lake: Path, datasets: Path, destroyed: Destroyed) -> V
         feedback=len(told["feedback"]),
         landed_turns=counts[TURNS],
         landed_feedback=counts[FEEDBACK],
-        lost=tuple(lost),
+        lost=lost,
         duplicated=tuple(duplicated),
         rejected=rejected,
         altered=tuple(altered),
@@ -128,6 +121,16 @@ def judge(ledger: Ledger, lake: Path, datasets: Path, destroyed: Destroyed) -> V
         in_datasets=used.total(),
         in_two_datasets=tuple(sorted({turn for (turn, _), times in used.items() if times > 1})),
     )
+
+
+def missing(ledger: Ledger, lake: Path, destroyed: Destroyed) -> tuple[str, ...]:
+    """What was acknowledged and is not in the lake, but for what was destroyed."""
+    found = {"turn": (TURNS, "turn_id", destroyed.turns), "feedback": (FEEDBACK, "feedback_id", destroyed.feedback)}
+    lost: list[str] = []
+    for kind, (name, column, gone) in found.items():
+        landed = read(lake, name).to_table(columns=[column])[column].to_pylist()
+        lost += sorted(ledger.ids(kind) - gone - set(landed))
+    return tuple(lost)
 
 
 def filled(datasets: Path) -> list[list[Pair]]:
