@@ -9,7 +9,7 @@ ratio that says how much of it is ours, whatever else the machine does.
 2. `join`: attribution and rewards of a million turns and 300,000 signals;
 3. `freeze`: a dataset, and its rows written by Parquet alone;
 4. `memory`: the peak of each stage with one and with ten times as much before it;
-5. `size`: bytes a token at rest.
+5. `size`: bytes a token at rest; and what sessions take that land turn by turn, before and after upkeep.
 
 A real broker of one node, started here. Medians over rounds.
 """
@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.ingest_turns import DISTINCT, RAW_BYTES, TOKENS, generate
+from benchmarks.ingest_turns import DISTINCT, RAW_BYTES, TOKENS, generate, session
 from benchmarks.processes import Process
 from ingest.contracts.arrays import unpack_ids, unpack_logprobs
 from ingest.kafka_broker import command, configure, prepare, ready
@@ -39,12 +39,15 @@ from pipelines.stack.addresses import free_port
 PARTS = ("log", "join", "freeze", "memory", "size")
 TIMES = 10
 """How much larger the second backlog is, where memory is measured."""
+SESSIONS = 4
+"""Agents' sessions that go on beside each other, where their size is measured."""
 
 Seen = dict[str, Any]
 
 
-def measure(home: Path, parts: list[str], rounds: int, turns: int, joined: int, signals: int) -> dict:
-    """The JSON's content. `turns` go through the log in each round; `joined` and `signals` through the join."""
+def measure(home: Path, parts: list[str], rounds: int, turns: int, joined: int, signals: int, longest: int) -> dict:
+    """The JSON's content. `turns` go through the log in each round; `joined` and `signals` through the join; the
+    longest session has `longest` turns."""
     found: dict = {}
     if {"log", "memory"} & set(parts):
         with broker(home / "kafka") as bootstrap:
@@ -60,6 +63,7 @@ def measure(home: Path, parts: list[str], rounds: int, turns: int, joined: int, 
         found |= freeze_figures(home, rounds, turns)
     if "size" in parts:
         found["bytes_per_token"] = sizes(home, min(turns, DISTINCT))
+        found["session_bytes"] = [session_sizes(home, length, length * 1000) for length in (longest // 2, longest)]
     conditions = {"rounds": rounds, "turns": turns, "join_turns": joined, "join_signals": signals}
     return {**found, "conditions": {**conditions, "machine": platform.platform(), "python": platform.python_version()}}
 
@@ -216,6 +220,22 @@ def sizes(home: Path, turns: int) -> dict[str, float]:
         }
 
 
+def session_sizes(home: Path, turns: int, tokens: int) -> dict[str, float]:
+    """Bytes of a session whose prompts grow to `tokens` tokens, texts included. `whole`: each turn as it is, not
+    compressed; `once`: each token and each word once; `landed` and `kept`: in the lake, before and after upkeep."""
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        lake = Path(folder) / "lake"
+        stage("land_by_turn", spool=f"{folder}/spool", lake=str(lake), sessions=SESSIONS, turns=turns, tokens=tokens)
+        landed = named_bytes(lake)
+        stage("upkeep", lake=str(lake))
+        kept = named_bytes(lake)
+    of_one = list(session(0, turns, tokens))
+    said = [len(turn.prompt_ids) + len(turn.output_ids) + len(turn.request) + len(turn.answer) for turn in of_one]
+    logprobs = sum(len(turn.logprobs) for turn in of_one)
+    sizes = {"whole": logprobs + sum(said), "once": logprobs + said[-1]}
+    return {"turns": turns, "tokens": tokens} | sizes | {"landed": landed / SESSIONS, "kept": kept / SESSIONS}
+
+
 def as_json(turn: Any) -> bytes:
     """A turn as a log of JSON would hold it: arrays as lists of numbers."""
     shown = msgspec.to_builtins(turn)
@@ -228,6 +248,13 @@ def as_json(turn: Any) -> bytes:
 def size_of(folder: Path) -> int:
     """Bytes of all files below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def named_bytes(lake: Path) -> int:
+    """Bytes of the files that the newest version of the turns names."""
+    from ingest.lake import TURNS, open_table
+
+    return sum(open_table(lake, TURNS).get_add_actions(flatten=True).column("size_bytes").to_pylist())
 
 
 def column_bytes(lake: Path) -> tuple[int, int]:
@@ -257,11 +284,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20_000, help="through the log in each round")
     parser.add_argument("--join-turns", type=int, default=1_000_000)
     parser.add_argument("--join-signals", type=int, default=300_000)
+    parser.add_argument("--session-turns", type=int, default=50, help="of the longest session, 1,000 tokens each")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="everloop-ingest-") as home:
-        result = measure(
-            Path(home), options.only, options.rounds, options.turns, options.join_turns, options.join_signals
-        )
+        counts = (options.turns, options.join_turns, options.join_signals, options.session_turns)
+        result = measure(Path(home), options.only, options.rounds, *counts)
     options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: value for name, value in result.items() if name != "rounds"}, indent=1))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ingest_turns import POLICY, generate
+from benchmarks.ingest_turns import POLICY, generate, session
 from ingest.config import AttributionSettings, DatasetSettings, LakeSettings, LogSettings, RewardSettings
 from ingest.contracts.events import encode_event
 from ingest.spool import Spool, folders, read_segment
@@ -146,6 +146,19 @@ def land(spool: str, lake: str, bootstrap: str = "", topic: str = "") -> dict[st
     return timer.rate(report.rows[TURNS]) | {"turns": report.rows[TURNS]}
 
 
+def land_by_turn(spool: str, lake: str, sessions: int, turns: int, tokens: int) -> dict[str, float]:
+    """Agents' sessions, all at once: after each turn of all of them a landing."""
+    from ingest.land import land as land_all
+
+    timer = _Timer()
+    for events in zip(*(session(seed, turns, tokens) for seed in range(sessions)), strict=True):
+        opened = Spool.open(Path(spool))
+        opened.append_sync(events)
+        opened.close()
+        land_all(log=LogSettings(), spool=Path(spool), lake=Path(lake), settings=LakeSettings(upkeep_seconds=_NEVER))
+    return timer.seconds()
+
+
 def upkeep(lake: str) -> dict[str, float]:
     """What landing does once an hour: small files become large ones."""
     from ingest.upkeep import upkeep as look_after
@@ -227,7 +240,7 @@ def _peak_mb() -> float:
 
 STAGES: dict[str, Callable[..., dict[str, Any]]] = {
     stage.__name__: stage
-    for stage in (append, sqlite_alone, forward, produce, land, delta_alone, upkeep, attribute, freeze)
+    for stage in (append, sqlite_alone, forward, produce, land, land_by_turn, delta_alone, upkeep, attribute, freeze)
 }
 
 

@@ -44,6 +44,30 @@ def generate(number: int) -> Iterator[Turn]:
     )
 
 
+def session(seed: int, turns: int, tokens: int) -> Iterator[Turn]:
+    """An agent's session: each prompt is the one before, its answer, and what a tool said; the last one has `tokens`
+    tokens."""
+    rng = np.random.default_rng(seed)
+    messages: list[dict[str, str]] = []
+    ids = np.empty(0, np.int32)
+    for at in range(turns):
+        told = tokens * (at + 1) // turns - len(ids)
+        ids = np.concatenate([ids, _falling(rng, told, _VOCABULARY)])
+        said = " ".join(_text(rng, int(told * _WORDS_A_TOKEN)))
+        messages.append({"role": "tool" if at else "user", "content": said})
+        turn = _recorded(rng, ids, messages)
+        yield msgspec.structs.replace(
+            turn,
+            turn_id=f"chatcmpl-{seed:016x}{at:016x}",
+            session_id=f"{seed:032x}",
+            subject=f"{seed:032x}",
+            started_at=_STARTED + 30 * at,
+            finished_at=_STARTED + 30 * at + 2.0,
+        )
+        ids = np.concatenate([ids, np.frombuffer(turn.output_ids, np.int32)])
+        messages.append(json.loads(turn.answer))
+
+
 def _turn(rng: np.random.Generator) -> Turn:
     words = _text(rng, int(PROMPT_TOKENS * _WORDS_A_TOKEN))
     system, first, answered, asked = (" ".join(islice(words, size)) for size in (60, 240, 200, 250))
@@ -53,6 +77,11 @@ def _turn(rng: np.random.Generator) -> Turn:
         {"role": "assistant", "content": answered},
         {"role": "user", "content": asked},
     ]
+    return _recorded(rng, _falling(rng, PROMPT_TOKENS, _VOCABULARY), messages)
+
+
+def _recorded(rng: np.random.Generator, prompt: np.ndarray, messages: list[dict[str, str]]) -> Turn:
+    """A turn of this prompt, and an answer."""
     request = {"model": POLICY, "messages": messages, "temperature": 1.0, "max_tokens": 512, "stream": True}
     answer = {"role": "assistant", "content": " ".join(_text(rng, int(OUTPUT_TOKENS * _WORDS_A_TOKEN)))}
     return Turn(
@@ -63,7 +92,7 @@ def _turn(rng: np.random.Generator) -> Turn:
         subject=rng.bytes(16).hex(),
         session_id="",
         prefix_hashes=tuple(rng.bytes(16).hex() for _ in range(5)),
-        prompt_ids=pack_ids(_falling(rng, PROMPT_TOKENS, _VOCABULARY)),
+        prompt_ids=pack_ids(prompt),
         output_ids=pack_ids(_falling(rng, OUTPUT_TOKENS, _VOCABULARY)),
         logprobs=pack_logprobs(-rng.exponential(0.7, OUTPUT_TOKENS)),
         weight_versions=(Span("v1", 0, OUTPUT_TOKENS),),

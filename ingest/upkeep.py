@@ -1,11 +1,12 @@
 """Upkeep: what keeps the lake small and quick, and what an erasure needs so that no file remembers.
 
-Of each table: small files become large ones; files that no version needs any more go, after a grace for readers and
-for appends under way; the Delta log gets a checkpoint and loses what is older than it may be asked for. Versions that
-a dataset names stay readable for a while, so that it can be frozen again.
+Of each table: small files become large ones, in which a session stands together (`ingest.sorted_runs`); files that no
+version needs any more go, after a grace for readers and for appends under way; the Delta log gets a checkpoint and
+loses what is older than it may be asked for. Versions that a dataset names stay readable for a while, so that it can be
+frozen again.
 
 An erasure ends all of that at once: old versions, files that no version names, and the log's own entries (a deletion's
-predicate names what it deleted) go. Rows are not sorted by session: that would write the whole table anew each time.
+predicate names what it deleted) go.
 """
 
 import contextlib
@@ -21,22 +22,19 @@ import msgspec
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from ingest.commits import COMPACTOR, FENCED, Table, fence, refresh, set_property, written_at
+from ingest.commits import FENCED, Table, fence, refresh, set_property, written_at
 from ingest.config import LakeSettings
 from ingest.contracts.files import read_manifest
 from ingest.lake import SCHEMAS, TURNS, open_table
+from ingest.sorted_runs import merge
 from ingest.watermarks import fold
 
 logger = logging.getLogger(__name__)
 
 _LOG_KEPT = "delta.logRetentionDuration"
 _LOOKED_AFTER = "everloop.lookedAfterAt"
-_COMPACTED = "everloop.compactedAt"
-_TARGET_BYTES = 128 << 20
 _STAGED = re.compile(r"#\d+$")
 """How the name of a file ends that delta-rs is still writing."""
-_SMALL_FILES = 8
-"""Fewer than this are left as they are: each compaction writes the last, half-full file anew."""
 
 
 class _Cut(msgspec.Struct):
@@ -68,14 +66,15 @@ def upkeep(
     for name in SCHEMAS:
         table = Table(lake, name)
         try:
-            _compact(table, now)
+            while merge(table.snapshot, name):
+                table = Table(lake, name)
             _keep_log(table, settings)
             keep = [version for version in pinned.get(name, ()) if _readable(table.snapshot, version)]
             table.snapshot.vacuum(
                 settings.old_files_hours, dry_run=False, enforce_retention_duration=False, full=True, keep_versions=keep
             )
             _checkpoint(table)
-        except DeltaError as error:
+        except (DeltaError, FileNotFoundError) as error:
             logger.info("table %s is left to the next upkeep, another writer came first: %s", name, error)
 
 
@@ -105,15 +104,6 @@ def upkeep_if_due(
     refresh(lake, living, now)
     upkeep(lake, settings, now, datasets=datasets)
     return True
-
-
-def _compact(table: Table, now: float) -> None:
-    sizes = table.snapshot.get_add_actions(flatten=True).column("size_bytes").to_pylist()
-    if sum(size < _TARGET_BYTES // 2 for size in sizes) >= _SMALL_FILES:
-        # delta-rs 1.6 lets two compactions of the same files pass, and every row is there twice. A commit of metadata
-        # first: of two that are under way, the snapshot of one is older than the other's, and it is refused.
-        set_property(table, _COMPACTED, f"{now:.3f}")
-        table.snapshot.optimize.compact(target_size=_TARGET_BYTES, writer_properties=COMPACTOR)
 
 
 def _keep_log(table: Table, settings: LakeSettings) -> None:

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.kafka]
 
 
 def test_the_benchmark_of_ingest_runs(tmp_path: Path) -> None:
-    result = measure(tmp_path, list(PARTS), rounds=1, turns=200, joined=1000, signals=300)
+    result = measure(tmp_path, list(PARTS), rounds=1, turns=200, joined=1000, signals=300, longest=16)
     [seen] = result["rounds"]
     assert result["append_turns_per_s"] == seen["append"]["per_s"]
     assert result["forward_ratio"] == seen["forward"]["per_s"] / seen["produce"]["per_s"]
@@ -22,4 +22,7 @@ def test_the_benchmark_of_ingest_runs(tmp_path: Path) -> None:
     small, large = result["memory_peak_mb"]["land_kafka"]
     assert result["memory_growth_10x"]["land_kafka"] == large / small < TIMES
     assert result["bytes_per_token"]["raw"] == RAW_BYTES / TOKENS
+    short, long = result["session_bytes"]
+    assert long["kept"] < 2.2 * short["kept"], "twice as long takes twice as much"
+    assert long["kept"] < long["once"] < long["landed"] < long["whole"]
     assert list(tmp_path.glob("tmp*")) == [], "what was written is removed"

@@ -6,10 +6,13 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
+from ingest import sorted_runs
 from ingest.config import AttributionSettings, DatasetSettings, ImplicitSettings, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
 from ingest.datasets import freeze
+from ingest.lake import FEEDBACK, TURNS, open_table
 from ingest.refreeze import NotReproducible, refreeze
+from ingest.sorted_runs import merge
 from tests.lakes import feedback, land, turn
 from tests.unit.test_datasets import accept, candidate, cut, judged
 
@@ -37,6 +40,19 @@ def test_the_manifest_alone_gives_the_same_bytes_whatever_came_later(tmp_path: P
         tmp_path / "datasets" / "p" / "d2" / "rows.parquet"
     ).read_bytes()
     assert again(tmp_path, candidate(tmp_path, "d1")) == candidate(tmp_path, "d1").rows.sha256
+
+
+def test_merged_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorted_runs, "_RUNS", 2)
+    for at in range(4):
+        judged(tmp_path, *[f"{at} {i}" for i in range(5)], at=100.0 + at)
+    cut(tmp_path, "d1")
+    manifest = candidate(tmp_path, "d1")
+    for name in (TURNS, FEEDBACK):
+        assert merge(open_table(tmp_path, name), name)
+    assert again(tmp_path, manifest) == manifest.rows.sha256, "from the files that its versions name"
+    cut(tmp_path, "d1", datasets="datasets of merged files")
+    assert candidate(tmp_path, "d1", datasets="datasets of merged files").rows == manifest.rows
 
 
 def test_settings_come_from_the_manifest(tmp_path: Path) -> None:
