@@ -1,5 +1,6 @@
 """Watermarks of a topic: facts that landers write beside each other, and of which the newest holds."""
 
+import time
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -31,6 +32,13 @@ def test_the_earliest_of_partitions_and_living_spools_holds(tmp_path: Path):
     assert watermark(tmp_path, 0, 1) == 4700
     others.write({}, {"b": Mark(4750.0, True)}, 0.0)
     assert watermark(tmp_path, 0, 1) == 4800, "a closed spool holds nothing back"
+
+
+def test_a_gateway_whose_clock_is_days_ahead_declares_no_other_spool_lost(tmp_path: Path):
+    now = time.time()
+    spools = {"a": Mark(now - 100, False), "ahead": Mark(now + 10 * DAY, False)}
+    Marks(tmp_path, "t").write({0: Mark(now, False)}, spools, now)
+    assert watermark(tmp_path, 0) == now - 100
 
 
 def test_an_older_fact_that_is_written_later_changes_nothing(tmp_path: Path):
