@@ -87,7 +87,7 @@ def test_two_landers_share_the_partitions_through_a_pause_and_a_kill(broker: Bro
         second.kill()
         second.wait()
         until(lambda: forward(root, log).close() or not any(root.iterdir()))
-        until(lambda: turns(lake) >= 900, seconds=90)
+        until(lambda: turns(lake) >= 900)
         assert first.poll() is None
         seen = first_words.read_text().count("done")
         until(lambda: first_words.read_text().count("done") > seen)
