@@ -10,7 +10,7 @@ UV_VERSION := 0.13.9
 # Every process starts from compiled bytecode: without it each vLLM, MLflow and trainer compiles its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test faults lint types unit wheel docs lock clean
+.PHONY: help setup demo test faults lint types unit wheel harnesses docs lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 10
@@ -28,11 +28,13 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: setup  ## three cycles of the loop on SmolLM2-135M, about 14 minutes on two cores; DEMO=once ends by itself
 	@$(BIN)/everloop demo
 
-test: setup lint types wheel  ## what CI runs
-	@$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not (engine or kafka or alone)" tests/integration
-	@$(BIN)/python -m pytest -m "engine or kafka or alone" tests/integration
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/interop
+# Schemathesis's tests of all operations have one name: spread by file, one of them would run.
+ONE_NAME := tests/integration/test_gateway_schema.py
+
+test: setup  ## what CI runs
+	@$(MAKE) --no-print-directory -j3 -Otarget lint types wheel harnesses
+	@$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py $(ONE_NAME)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore $(ONE_NAME) tests/interop tests/integration
 	@$(BIN)/python -m pytest tests/e2e
 
 faults: setup  ## 200 kill -9, full disks, jumping clocks and damaged segments under load, some 20 minutes; faults.json
@@ -50,6 +52,9 @@ types: setup  ## mypy
 
 wheel: setup  ## the wheel, installed with [gateway] alone in an empty environment and started there
 	@$(BIN)/python tests/check_wheel.py
+
+harnesses: setup  ## what the interop tests run, from its registries
+	@$(BIN)/python -m tests.interop.install
 
 docs: setup  ## the generated pages: configuration reference, schemas, state diagrams
 	@$(BIN)/python -m docs.generate

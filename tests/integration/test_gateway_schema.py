@@ -16,8 +16,7 @@ from schemathesis.specs.openapi import checks
 from serving.gateway.openapi import PATH, document
 from tests.integration.serving_stack import Stack, running
 
-# Schemathesis gives its tests of all operations one name, of which pytest-xdist would run a single one.
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = pytest.mark.integration
 SCHEMA = schemathesis.openapi.from_dict(document())
 CHECKS = [
     not_a_server_error,

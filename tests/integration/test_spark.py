@@ -16,7 +16,7 @@ from ingest.contracts.feedback import ImplicitRule
 from tests.conversations import OPENING, calls, result, says, talk, user
 from tests.lakes import feedback, land
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = pytest.mark.integration
 
 CASES = 150
 SMALL = {
