@@ -38,6 +38,7 @@ from ingest.refused import forget_refused
 from ingest.rows import named
 from ingest.spool import SegmentUnavailable, Spool, folders, rewrite
 from ingest.spool.damage import UNFINISHED
+from ingest.spool.folder import STAMP_SLACK
 from ingest.successors import INDEX, RESULTS, Digests, erase_dataset, erase_pages, succeeded, turns_within
 from ingest.upkeep import upkeep
 
@@ -69,9 +70,12 @@ def file_erasures(book: Receipts, receipt_id: str, spool: Path) -> None:
         writer = Spool.open(spool)
         try:
             writer.append_sync(erasures)
+            at = time.time()
+            # Until the spool can say that it has all up to then: where no gateway lives, no other spool will say so.
+            time.sleep(1.1 * STAMP_SLACK)
         finally:
             writer.close()
-        book.filed(receipt_id, erasures)
+        book.filed(receipt_id, erasures, at)
     if book.get(receipt_id).state is ReceiptState.REQUESTED:
         book.move(receipt_id, ReceiptState.FILED)
 

@@ -206,13 +206,12 @@ class Receipts:
             ).fetchall()
         return [Erasure(erasure_id=receipt_id, target=t, digest=d, requested_at=requested_at) for t, d in rows]
 
-    def filed(self, receipt_id: str, erasures: Iterable[Erasure]) -> None:
-        """These are on the log, after fsync."""
-        now = self._clock()
+    def filed(self, receipt_id: str, erasures: Iterable[Erasure], at: float) -> None:
+        """These are on the log since `at` (Unix seconds), after fsync."""
         with self._write() as db:
             db.executemany(
                 "UPDATE targets SET filed_at = ? WHERE receipt_id = ? AND digest = ?",
-                ((now, receipt_id, erasure.digest) for erasure in erasures),
+                ((at, receipt_id, erasure.digest) for erasure in erasures),
             )
 
     def filed_at(self, receipt_id: str) -> float:

@@ -102,7 +102,8 @@ def trace_checkpoint(
     checkpoint_id: str, policy: str | None, *, lake: Path, datasets: Path, checkpoints: Path
 ) -> CheckpointTrace:
     """From a checkpoint to its turns. Where several policies have the id, `policy` says which. Raises `TraceError`."""
-    found = [path.parent for path in checkpoints.glob(f"{policy or '*'}/{checkpoint_id}/{_MANIFEST}")]
+    named = [path.parent for path in checkpoints.glob(f"*/*/{_MANIFEST}") if path.parent.name == checkpoint_id]
+    found = [folder for folder in named if policy in (None, folder.parent.name)]
     if not found:
         raise TraceError(f'there is no checkpoint "{checkpoint_id}" below {checkpoints}')
     if len(found) > 1:

@@ -1,7 +1,8 @@
 """Forgetting, from the request to the complete receipt: every place of an installation, in order.
 
-    log, lake, datasets, Data Docs (`ingest.forget`) → ids left elsewhere (`pipelines.leftovers`)
-    → which checkpoints learned from it (`ingest.trace`), tagged in the registry (`promotion.erasure`)
+    log, lake, datasets, Data Docs (`ingest.forget`) → questions of suites (`evaluation.erasure`)
+    → ids left elsewhere (`pipelines.leftovers`) → which checkpoints learned from it (`ingest.trace`), tagged in the
+    registry (`promotion.erasure`)
 
 A look takes each receipt as far as it goes now; the scheduler looks again until it is complete (`ingest.receipts`).
 """
@@ -22,7 +23,7 @@ from pipelines.by_hand import mlflow_url
 from pipelines.config import Config
 from pipelines.errors import PipelineError
 from pipelines.home import Home
-from pipelines.leftovers import clean_control, clean_runs, overwrite
+from pipelines.leftovers import Digests, clean_control, clean_runs, mentions, overwrite
 from pipelines.records import Stage
 from pipelines.runs import Runs
 from pipelines.stack import addresses
@@ -74,8 +75,11 @@ class Forgetting:
         if not reached["known"]:
             return
         goal = self.receipts.targets(name)
+        questions = self._questions(goal)  # before their ids are crossed out in what was sampled with them
         ids = clean_runs(h.database, goal) + overwrite(self._texts(), goal)
-        self.receipts.note(name, removed={"ids": ids, "opted out": clean_control(h.control, goal)})
+        self.receipts.note(
+            name, removed={"ids": ids, "questions": questions, "opted out": clean_control(h.control, goal)}
+        )
         changed = {(policy, dataset) for policy, dataset in reached["datasets"]}
         holds = self._holds(changed)
         told: list[str] | None = None
@@ -98,6 +102,18 @@ class Forgetting:
             self.receipts.move(name, ReceiptState.RETAINED if ends else ReceiptState.COMPLETE)
             if ends:
                 self._await_retention(self.receipts.get(name))
+
+    def _questions(self, goal: Digests) -> int:
+        """Those of the suites that are of somebody in `goal`, removed; how many there were."""
+        h = self._home
+        every = {policy.evaluation.suite for policy in self._config.policies.values()}
+        suites = sorted(path for path in every if path.exists() and mentions(path, goal))
+        if not suites:  # else the worker is waited for, which may be evaluating
+            return 0
+        folders = [h.checkpoints, h.root / "evaluations", h.mlflow / "artifacts"]
+        return self._workers.call(
+            "promotion", "evaluation.erasure:erase_questions", suites=suites, folders=folders, goal=goal
+        )
 
     def _holds(self, changed: Collection[tuple[str, str]]) -> str:
         """What may still come of the rows that these (policy, dataset) had before; empty where nothing may.

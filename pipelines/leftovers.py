@@ -60,6 +60,11 @@ def clean_control(path: Path, goal: Digests) -> int:
     return len(gone)
 
 
+def mentions(path: Path, goal: Digests) -> bool:
+    """Whether the file names somebody or something in `goal`."""
+    return any(_covers(match, goal) for match in ID.finditer(path.read_bytes()))
+
+
 def overwrite(files: Iterable[Path], goal: Digests) -> int:
     """The ids in these files, in place; how many there were."""
     found = 0

@@ -1,9 +1,24 @@
-"""What a search for somebody who was forgotten looks like: every file below a folder, as it lies and as it is read."""
+"""What a search for somebody who was forgotten looks like: every file below a folder, as it lies and as it is read.
 
+And the workers of a forgetting that is looked at.
+"""
+
+import importlib
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
+
+from pipelines.workers import plain
+
+
+class Inline:
+    """Workers that work in this process; what they give back went through JSON, as from the real ones."""
+
+    def call(self, family: str, target: str, **arguments: Any) -> Any:
+        module, name = target.split(":")
+        return plain(getattr(importlib.import_module(module), name)(**arguments))
 
 
 def mentions(root: Path, words: Collection[str]) -> set[tuple[str, str]]:

@@ -26,8 +26,11 @@ class Broker:
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
         self._home = home
+        self.data = home / "data"
         self._libs = prepare()
         self._properties = configure(home, self.port, free_port(), self._libs)
+        with self._properties.open("a") as properties:  # nobody waits five minutes for what a topic no longer keeps
+            properties.write("log.initial.task.delay.ms=1000\nlog.retention.check.interval.ms=1000\n")
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:

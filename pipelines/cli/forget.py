@@ -1,5 +1,6 @@
 """`everloop forget`: somebody, or a conversation, removed from everywhere; and the receipts of it."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,9 @@ app = typer.Typer(invoke_without_command=True, no_args_is_help=True)
 
 _PATIENCE = 20.0
 """Seconds to wait for gateways to seal what they are writing: they do so every two seconds."""
+
+
+_EXACTLY = "nothing of this {} was found: a name counts as applications send it, in case, spaces and Unicode form"
 
 
 @app.callback()
@@ -30,13 +34,18 @@ def forget(
     """
     if context.invoked_subcommand is not None:
         return
-    if (subject is None) == (session is None):
+    target, name = ("subject", subject) if subject else ("session", session)
+    if not name or (subject and session):
         raise typer.BadParameter("name one of --subject and --session")
-    target, name = ("subject", subject) if subject is not None else ("session", session)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("a name is text in UTF-8: this terminal sent something else") from None
     if not yes:
         typer.confirm(f"Remove this {target} for ever?", abort=True, err=True)
 
     from ingest.contracts.ids import keyed_hash
+    from ingest.receipts import ReceiptState
     from pipelines.cli.parts import open_home
     from pipelines.forgetting import Forgetting
     from pipelines.local import workers_of
@@ -48,9 +57,12 @@ def forget(
     workers = workers_of(found, home)
     try:
         forgetting = Forgetting(found, home, workers)
-        asked = forgetting.receipts.request(target, keyed_hash(bytes.fromhex(kept.hash_secret), target, name or ""))
+        asked = forgetting.receipts.request(target, keyed_hash(bytes.fromhex(kept.hash_secret), target, name))
         forgetting.look(_PATIENCE)
-        _show([forgetting.receipts.get(asked.receipt_id)], as_json, one=True)
+        receipt = forgetting.receipts.get(asked.receipt_id)
+        _show([receipt], as_json, one=True)
+        if receipt.state in (ReceiptState.RETAINED, ReceiptState.COMPLETE) and not receipt.removed:
+            print(_EXACTLY.format(target), file=sys.stderr)
     finally:
         workers.close()
 

@@ -39,7 +39,7 @@ def trace(
 
     found, home = open_home(config)
     places: dict[str, Any] = {"lake": home.lake, "datasets": home.datasets, "checkpoints": home.checkpoints}
-    if any(home.checkpoints.glob(f"*/{name}/manifest.json")):
+    if any(path.parent.name == name for path in home.checkpoints.glob("*/*/manifest.json")):
         one = trace_checkpoint(name, policy, **places)
         if as_json:
             print_json(msgspec.to_builtins(one))

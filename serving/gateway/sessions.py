@@ -40,8 +40,15 @@ _REASONED = "</think>"
 
 
 def native_session(exchange: Exchange) -> str | None:
-    """The caller's own name for its session, None where no header has one."""
-    return next((name for header in NATIVE if (name := exchange.header(header))), None)
+    """The caller's own name for its session, None where no header has one.
+
+    In UTF-8, as feedback and erasures name it, which are JSON and a command; in Latin-1 where it is none.
+    """
+    name = next((name for header in NATIVE if (name := exchange.header(header))), None)
+    try:
+        return name and name.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return name
 
 
 def session_hash(secret: bytes, name: str) -> str:

@@ -59,6 +59,8 @@ def test_help_names_every_command(folder: Path) -> None:
         (("subjects", "opt-out", "anna"), 1, "nothing ever ran in"),
         (("forget", "--subject", "anna", "--yes"), 1, "nothing ever ran in"),
         (("forget", "--yes"), 2, "name one of --subject and --session"),
+        (("forget", "--subject", "", "--yes"), 2, "name one of --subject and --session"),
+        (("forget", "--subject", "\udcff", "--yes"), 2, "a name is text in UTF-8"),
         (("forget", "status", "er-1"), 1, 'there is no receipt "er-1"'),
         (("trace", "c9"), 1, 'there is no checkpoint "c9", and no turn in the lake: `everloop log seek --turn c9`'),
         (("keys", "create", "app", "--concurrency", "0"), 2, "--concurrency"),

@@ -1,6 +1,5 @@
 """A whole installation forgets: databases, logs, reports and the registry; the receipt says what was done."""
 
-import importlib
 import json
 import shutil
 import sqlite3
@@ -32,21 +31,13 @@ from promotion.names import TAG_ERASED
 from serving.control.database import Database
 from serving.control.subjects import opt_out
 from tests.checkpoint_folders import make_checkpoint
-from tests.forgetting import mentions
+from tests.forgetting import Inline, mentions
 from tests.integration.test_forget import Home, everything_but_anna, filled, subject, turn_id, words
 from trainer.dataset import read_dataset
 
 __all__ = ["filled"]  # pytest's fixture
 
 pytestmark = pytest.mark.integration
-
-
-class Inline:
-    """Workers that work in this process; what they give back went through JSON, as from the real ones."""
-
-    def call(self, family: str, target: str, **arguments: Any) -> Any:
-        module, name = target.split(":")
-        return plain(getattr(importlib.import_module(module), name)(**arguments))
 
 
 def trained_on(folder: Path, dataset_id: str) -> None:
@@ -93,7 +84,8 @@ def furnished(filled: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
         folders.checkpoint("helper", "c1"),
     ):
         place.mkdir(parents=True, exist_ok=True)
-        (place / "samples.jsonl").write_text(json.dumps({"turn_id": turn_id("anna", 4)}))
+        sample = {"id": "q", "question": "of nobody", "champion": [{"turn_id": turn_id("anna", 4)}]}
+        (place / "samples.jsonl").write_text(json.dumps(sample) + "\n")
         (place / "report.html").write_text(f"<td>{turn_id('anna', 5)}</td><td>{turn_id('ben', 5)}</td>")
     ports = {"gateway": 1, "control": 2, "mlflow": 3}
     (folders.run / "ports.json").write_bytes(msgspec.json.encode(Addresses(ports=ports)))
@@ -113,7 +105,15 @@ def whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> tuple[Folders, Forgett
     folders = Folders(home.root)
     uri = registry_of(folders)
     monkeypatch.setattr(forgetting, "mlflow_url", lambda home: uri)
-    return folders, Forgetting(Config(), folders, Inline()), uri  # type: ignore[arg-type]
+    (home.root / "questions.jsonl").write_text(
+        "".join(
+            json.dumps({"id": name, "question": f"question of {name}", "meta": {"turn": turn_id(name, 6)}}) + "\n"
+            for name in ("anna", "ben")
+        )
+    )
+    suite = {"suite": home.root / "questions.jsonl", "target": "mine:score"}
+    config = Config.model_validate({"policies": {"helper": {"model": home.root, "evaluation": suite}}})
+    return folders, Forgetting(config, folders, Inline()), uri  # type: ignore[arg-type]
 
 
 def test_every_place_of_an_installation_forgets(whole: tuple[Folders, Forgetting, str], home: Home) -> None:
@@ -131,7 +131,8 @@ def test_every_place_of_an_installation_forgets(whole: tuple[Folders, Forgetting
     with closing(sqlite3.connect(folders.control)) as db:
         assert db.execute("SELECT subject FROM opted_out").fetchall() == [(subject("ben"),)]
     assert receipt.removed["turns"] == 16
-    assert (receipt.removed["ids"], receipt.removed["opted out"]) == (10, 1)
+    assert (receipt.removed["ids"], receipt.removed["opted out"], receipt.removed["questions"]) == (10, 1, 1)
+    assert json.loads((home.root / "questions.jsonl").read_text())["id"] == "ben"
 
     assert receipt.checkpoints == ("helper/c1", "helper/c2"), "c2 goes on from c1"
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)

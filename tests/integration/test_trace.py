@@ -1,6 +1,7 @@
 """Lineage from the manifests and the lake alone: a checkpoint to its turns, and a turn to what learned from it."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -103,8 +104,11 @@ def test_what_was_removed_is_told_as_far_as_others_name_it(home: Home, checkpoin
         trace_turn("c1", **places, rules=RULES, now=2e9, watermark=2e9)
     found = trace_checkpoint("c2", None, **places)
     assert (found.ancestors, found.before) == ((), "c1")
-    with pytest.raises(TraceError, match='no checkpoint "c9", and no turn in the lake'):
-        trace_turn("c9", **places, rules=RULES, now=2e9, watermark=2e9)
+    for name in ("c9", "c*", "[", "/", "'; --"):
+        with pytest.raises(TraceError, match=re.escape(f'no checkpoint "{name}", and no turn in the lake')):
+            trace_turn(name, **places, rules=RULES, now=2e9, watermark=2e9)
+        with pytest.raises(TraceError, match=re.escape(f'no checkpoint "{name}" below')):
+            trace_checkpoint(name, None, **places)
 
 
 def test_people_see_a_tree_and_programs_json(home: Home, checkpoints: Path, tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def test_targets_are_told_once_and_filed_once(book: Receipts) -> None:
     assert len(unfiled) == len(book.targets(name)) == 5
     assert {(erasure.erasure_id, erasure.requested_at) for erasure in unfiled} == {(name, book.get(name).requested_at)}
     assert book.filed_at(name) == 0.0
-    book.filed(name, unfiled[:2])
+    book.filed(name, unfiled[:2], at=107.0)
     assert len(book.unfiled(name)) == 3
-    assert book.filed_at(name) > 100.0
+    assert book.filed_at(name) == 107.0
 
 
 def test_what_was_removed_adds_up_and_what_learned_stays(book: Receipts) -> None:

@@ -1,6 +1,8 @@
 """The conversation names itself: one session, each turn under its parent, whatever harnesses reshape."""
 
-from serving.gateway.sessions import MOST_ARGUMENTS, Conversation, canonical, session_hash
+import pytest
+
+from serving.gateway.sessions import MOST_ARGUMENTS, Conversation, canonical, native_session, session_hash
 
 SECRET = b"secret"
 SYSTEM, HELLO = {"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}
@@ -95,3 +97,14 @@ def test_odd_messages_are_hashed_and_never_fail() -> None:
 def test_names_are_keyed() -> None:
     assert session_hash(b"one", "s") != session_hash(b"two", "s")
     assert "s-17" not in session_hash(b"one", "s-17")
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"), [(b"s-1", "s-1"), ("Größe 😀".encode(), "Größe 😀"), (b"Gr\xf6\xdfe", "Größe"), (b"", None)]
+)
+def test_a_session_is_named_as_feedback_and_erasures_name_it(sent: bytes, name: str | None) -> None:
+    class Sent:
+        def header(self, header: bytes) -> str | None:
+            return sent.decode("latin-1") if header == b"x-everloop-session" else None
+
+    assert native_session(Sent()) == name  # type: ignore[arg-type]
