@@ -38,7 +38,7 @@ class Broker:
         with (self._home / "broker.log").open("ab") as output:
             line = command(self._properties, self._libs)
             self._process = subprocess.Popen(line, stdout=output, stderr=output, start_new_session=True)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300  # a minute, where the machine has much else to do
         while not ready(self.port):
             assert self._process.poll() is None, (self._home / "broker.log").read_text()[-3000:]
             assert time.monotonic() < end, "the broker does not answer"

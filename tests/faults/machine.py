@@ -86,6 +86,7 @@ class Machine:
         self.parts: dict[str, Part] = {}
         self._clients: subprocess.Popen | None = None
         self._apart: list[threading.Thread] = []
+        self._failed: BaseException | None = None
         self.mounted = False
 
     def __enter__(self) -> "Machine":
@@ -124,6 +125,7 @@ class Machine:
 
     def tend(self) -> None:
         """Starts what is due, and again what ended by itself, which is noted."""
+        assert self._failed is None, f"what was done apart failed: {self._failed}"
         now = time.monotonic()
         for part in self.parts.values():
             if part.process is not None and part.due is None and part.process.poll() is not None:
@@ -142,7 +144,15 @@ class Machine:
 
     def apart(self, work: Callable[[], None]) -> None:
         """Does it in a thread: what takes a while must not keep everything else from going on."""
-        self._apart.append(threading.Thread(target=work))
+
+        def told() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._failed = error  # else whoever waits for it waits in vain
+                raise
+
+        self._apart.append(threading.Thread(target=told))
         self._apart[-1].start()
 
     def _start_broker(self) -> None:
