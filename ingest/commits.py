@@ -36,7 +36,12 @@ _PAGE_BYTES, _PAGE_ROWS = 8 << 20, 64
 """Turns of a session repeat their prompts, and stand beside each other in a batch: where they share a page, and zstd's
 window (512 kB at level 1, 2 MB at level 3), a repetition is a few bytes. A page has at least so many rows."""
 WRITER = WriterProperties(
-    compression="ZSTD", compression_level=1, data_page_size_limit=_PAGE_BYTES, write_batch_size=_PAGE_ROWS
+    compression="ZSTD",
+    compression_level=1,
+    data_page_size_limit=_PAGE_BYTES,
+    write_batch_size=_PAGE_ROWS,
+    # A tenth of the time: most values of a turn are its own. Upkeep's files have dictionaries again.
+    default_column_properties=ColumnProperties(dictionary_enabled=False),
 )
 REWRITER = WriterProperties(
     compression="ZSTD",
@@ -101,18 +106,24 @@ class Erasures:
 
     def __init__(self, lake: Path) -> None:
         self.table = Table(lake, ERASURES)
-        self._version = -1
+        self.version = -1
+        """Of their table, when they were read."""
         self._rows: list[Erasure] = []
 
     def read(self) -> Erased:
         """A copy, which the caller may add to."""
-        self.table.renew()
-        self.table.decide(self._read)
+        self.renew()
         return Erased(self._rows)
 
+    def renew(self) -> int:
+        """Reads them anew where they have moved; the version of their table."""
+        self.table.renew()
+        self.table.decide(self._read)
+        return self.version
+
     def check(self) -> None:
-        """Raises `Moved` unless they are still those of the last `read`. Ask after the snapshot was taken."""
-        if self.table.renew().version() != self._version:
+        """Raises `Moved` unless they are still those of the last look. Ask after the snapshot was taken."""
+        if self.table.renew().version() != self.version:
             raise Moved
 
     def unknown(self, rows: pa.Table) -> pa.Array:
@@ -121,10 +132,10 @@ class Erasures:
         return pa.array([digest not in known for digest in rows["digest"].to_pylist()], pa.bool_())
 
     def _read(self, snapshot: DeltaTable) -> None:
-        if snapshot.version() != self._version:
+        if snapshot.version() != self.version:
             columns = ["erasure_id", "target", "digest", "requested_at"]
             found = dataset(snapshot).to_table(columns=columns).to_pylist()
-            self._rows, self._version = [Erasure(**row) for row in found], snapshot.version()
+            self._rows, self.version = [Erasure(**row) for row in found], snapshot.version()
 
 
 def commit(snapshot: DeltaTable, rows: pa.Table, transactions: Mapping[str, int], now: float) -> None:

@@ -9,6 +9,7 @@ name has the lake's id: another lake begins at the topic's start.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,6 +116,8 @@ class KafkaLog:
         heard = time.monotonic()
         while not mine.reached(ends):
             polled = consumer.poll(timeout_ms=_POLL_MS, max_records=mine.room())
+            if mine.moved:  # what is asked of the lake now must have all that was given
+                yield []
             moved = mine.begin()
             if moved or polled:
                 heard = time.monotonic()
@@ -124,24 +127,35 @@ class KafkaLog:
                 for message in messages:
                     mine.take(message)
             if mine.full():
-                yield mine.batch
-                self._save(mine)
-        if mine.batch:
-            yield mine.batch
+                yield mine.give({})
+                self._save(mine, under_way=1)
         if mine.chain.waiting:
             waiting = len(mine.chain.waiting)
             logger.warning("%d spools on topic %s wait for an earlier record", waiting, self._settings.topic)
         # A fact that a clock which is ahead made would be false for days: of spools nothing is known that is newer.
         at = min(began, max(mine.newest, self._newest()))
-        self._save(mine, {number: Mark(at, False) for number in mine.complete()})
+        if batch := mine.give({number: Mark(at, False) for number in mine.complete()}):
+            yield batch
+        yield []
+        self._save(mine, under_way=0)
 
-    def _save(self, mine: "_Mine", complete: dict[int, Mark] | None = None) -> None:
-        """The batch has landed: its facts, then its offsets."""
-        if self._marks is not None:
-            self._marks.write(complete or {}, mine.marks, time.time())
-            mine.commit()
-        self.lost += mine.chain.lost
-        mine.saved()
+    def _save(self, mine: "_Mine", under_way: int) -> None:
+        """What was given has landed, but for so many batches: its facts, then its offsets."""
+        while len(mine.given) > under_way:
+            landed = mine.given.popleft()
+            if self._marks is not None:
+                self._marks.write(landed.complete, landed.marks, time.time())
+                mine.commit(landed.offsets)
+            self.lost += landed.lost
+
+
+class _Given(NamedTuple):
+    """What is true once a batch has landed, with all that was given before it."""
+
+    complete: dict[int, Mark]
+    marks: dict[str, Mark]
+    offsets: dict[TopicPartition, OffsetAndMetadata]
+    lost: int
 
 
 class _Wait(NamedTuple):
@@ -162,12 +176,14 @@ class _Mine(ConsumerRebalanceListener):
         self._after = after
         self._lost_after = lost_after
         self._largest = BATCH_BYTES // 16
-        self._moved = False
-        self.joined = False
+        self.joined = self.moved = False
+        """Whether it has partitions; whether `begin` is to be called."""
         self.batch: list[Record] = []
         self.marks: dict[str, Mark] = {}
         self.newest = 0.0
         """Of all marks that it took."""
+        self.given: deque[_Given] = deque()
+        """Batches of which nobody has said yet that they have landed."""
         self._forget()
 
     # -- which partitions
@@ -180,13 +196,13 @@ class _Mine(ConsumerRebalanceListener):
     def on_partitions_assigned(self, assigned: Any) -> None:
         """From the committed offsets; `begin` has the rest, once the consumer may be asked again."""
         self._forget()
-        self._moved = self.joined = True
+        self.moved = self.joined = True
 
     def begin(self) -> bool:
         """After a rebalance, before its records are taken: of which partitions is the head gone? Whether it was one."""
-        if not self._moved:
+        if not self.moved:
             return False
-        self._moved = False
+        self.moved = False
         partitions = list(self._consumer.assignment())
         begins, ends = self._consumer.beginning_offsets(partitions), self._consumer.end_offsets(partitions)
         for partition in partitions:
@@ -230,7 +246,7 @@ class _Mine(ConsumerRebalanceListener):
     def reached(self, ends: dict[TopicPartition, int]) -> bool:
         """Whether all that is to be read of them was."""
         mine = ((partition.partition, ends.get(partition, 0)) for partition in self._consumer.assignment())
-        return self.joined and not self._moved and all(self._next[number] >= end for number, end in mine)
+        return self.joined and not self.moved and all(self._next[number] >= end for number, end in mine)
 
     def complete(self) -> list[int]:
         """Partitions of which nothing waits."""
@@ -271,15 +287,22 @@ class _Mine(ConsumerRebalanceListener):
             self._size += len(value)
 
     def room(self) -> int:
-        """How many records to ask for: as many as fit a batch, were they as large as the largest lately."""
-        return max(1, min(BATCH_RECORDS, BATCH_BYTES // max(1, self._largest)))
+        """How many records to ask for: as many as the batch has room for, were they as large as the largest lately."""
+        return max(1, min(BATCH_RECORDS - len(self.batch), (BATCH_BYTES - self._size) // max(1, self._largest)))
 
     def full(self) -> bool:
         """Whether it is time to land."""
         return len(self.batch) >= BATCH_RECORDS or self._size >= BATCH_BYTES
 
-    def commit(self) -> None:
-        """The offsets up to which all has landed."""
+    def give(self, complete: dict[int, Mark]) -> list[Record]:
+        """The batch, for landing; the next one begins. `complete`: partitions' marks that it makes true."""
+        batch = self.batch
+        self.given.append(_Given(complete, self.marks, self._offsets(), self.chain.lost))
+        self.batch, self._size, self.marks, self.chain.lost = [], 0, {}, 0
+        return batch
+
+    def _offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Up to where all was given."""
         offsets = {}
         for partition in self._consumer.assignment():
             number = partition.partition
@@ -291,18 +314,19 @@ class _Mine(ConsumerRebalanceListener):
                 self._waits[number] = _Wait(at, 0, since)
             waits = self._waits.get(number)
             offsets[partition] = OffsetAndMetadata(at, f"{waits.steps} {waits.last:.3f}" if waits else "", -1)
+        return offsets
+
+    def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        """Notes up to where all has landed."""
         try:
             self._consumer.commit(offsets)
         except KafkaError as error:  # given up for dead meanwhile: others read from where they are
             logger.info("offsets are not noted, and read again: %s", type(error).__name__)
 
-    def saved(self) -> None:
-        """The batch is safe."""
-        self.batch, self._size, self.marks, self.chain.lost = [], 0, {}, 0
-
     def _forget(self) -> None:
         self.chain, self._parts = Chain(self._after), Parts()
         self.batch, self._size, self.marks = [], 0, {}
+        self.given.clear()
         self._next: dict[int, int] = {}
         """Partition → the offset after what was taken of it."""
         self._waits: dict[int, _Wait] = {}

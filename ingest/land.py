@@ -1,6 +1,7 @@
 """Land: from the log to the lake, each event exactly once.
 
-A batch is sorted into rows by table and appended, one commit a table, with the last sequence of each spool in the same
+Two threads: one reads a batch and sorts it into rows by table (Python), while the other appends the batch before
+(delta-rs); both have snapshots of their own. One commit a table, with the last sequence of each spool in the same
 commit. Before each commit, rows at or below the table's own number for their spool are dropped; the
 commit goes through the very snapshot that was asked, so that if another lander came between, it is refused: reload and
 decide again (`ingest.commits`). `turns` comes last: where a lander died in mid-batch, the next reads from what `turns`
@@ -14,8 +15,10 @@ turn goes when the turn comes and is dropped.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -30,7 +33,7 @@ from ingest.embedded_log import retain
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, dataset, landed, open_table
 from ingest.log import open_log
 from ingest.rejects import reland_rejects
-from ingest.rows import sort
+from ingest.rows import Sorted, sort
 from ingest.spool import folders
 from ingest.upkeep import upkeep, upkeep_if_due
 
@@ -73,8 +76,7 @@ def land(
     outlive(lake, log.retention_days)
     relanded = reland_rejects(lake, lander.erasures, screen)
     reader = open_log(log, spool, lake)
-    for batch in reader.batches(lander.after):
-        lander.take(batch)
+    lander.take_all(reader.batches(lander.after))
     if reader.lost:
         logger.error("%d events were removed from the log before they were landed: it keeps too little", reader.lost)
     if log.kind == "embedded":  # with Kafka the forwarder removes what the broker has
@@ -88,11 +90,21 @@ def land(
     return LandReport(lander.rows, lander.erased, reader.watermark(), versions, reader.lost, relanded)
 
 
+class _Chosen(NamedTuple):
+    """A batch, and its rows as the erasures at `version` of their table have them."""
+
+    batch: list[Record]
+    version: int
+    rows: Sorted
+
+
 class _Lander:
     """The tables, and what was done to them."""
 
     def __init__(self, lake: Path, screen: Callable[[Event], Event] | None) -> None:
         self._lake, self._screen = lake, screen
+        self._seen_turns, self._seen_erasures = Table(lake, TURNS), Erasures(lake)
+        """The reading thread's snapshots; all others are of whoever appends."""
         self.erasures = Erasures(lake)
         self._tables = {name: Table(lake, name) for name in _ORDER} | {ERASURES: self.erasures.table}
         self.rows = dict.fromkeys(_ORDER, 0)
@@ -102,13 +114,31 @@ class _Lander:
 
     def after(self, spool_id: str) -> int:
         """The last sequence of the spool that is in the lake with everything before it."""
-        return self._tables[TURNS].landed(spool_id)
+        return self._seen_turns.landed(spool_id)
 
-    def take(self, batch: list[Record]) -> None:
+    def take_all(self, batches: Iterator[list[Record]]) -> None:
+        """Lands a log's batches (`LogReader.batches`). Raises `LandError`."""
+        with ThreadPoolExecutor(1) as beside:
+            under_way: Future[None] | None = None
+            for batch in batches:
+                chosen = self._choose(batch, self._seen_erasures) if batch else None
+                if under_way is not None:
+                    under_way.result()
+                under_way = beside.submit(self.take, chosen) if chosen else None
+            if under_way is not None:
+                under_way.result()
+
+    def _choose(self, batch: list[Record], erasures: Erasures) -> _Chosen:
+        erased = erasures.read()
+        return _Chosen(batch, erasures.version, sort(batch, erased, time.time(), self._screen))
+
+    def take(self, chosen: _Chosen) -> None:
         """Lands a batch, in which a spool's records come in order. Raises `LandError`."""
-        upto = {record.spool_id: record.sequence for record in batch}
+        upto = {record.spool_id: record.sequence for record in chosen.batch}
         for _ in range(ATTEMPTS):
-            found = sort(batch, self.erasures.read(), time.time(), self._screen)
+            if self.erasures.renew() != chosen.version:
+                chosen = self._choose(chosen.batch, self.erasures)
+            found = chosen.rows
             try:
                 for name in _ORDER:
                     self.rows[name] += append(self._tables[name], found.tables[name], upto, self.erasures)

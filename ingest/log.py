@@ -30,7 +30,8 @@ class LogReader(Protocol):
     """One pass over the log, up to where it ended when the pass began."""
 
     def batches(self, after: Callable[[str], int]) -> Iterator[list[Record]]:
-        """Records past `after(spool id)`. Asking for the next batch says that the last one is safe."""
+        """Records past `after(spool id)`. Asking for the next batch says that all but the last are safe; where the last
+        is empty, that all are."""
         ...
 
     def watermark(self) -> float:

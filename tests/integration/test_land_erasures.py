@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest import commits
+from ingest import commits, embedded_log
 from ingest import land as landing
 from ingest.commits import Erasures, fence
 from ingest.config import LogSettings
@@ -124,6 +124,33 @@ def test_an_erasure_that_comes_within_a_batch_leaves_the_turns_before_it_an_eras
     report = land(log=LogSettings(), spool=spool, lake=lake)
     assert (column(lake, TURNS, "turn_id"), report.erased) == (["b"], 1)
     assert column(lake, ERASURES, "target") == ["subject", "subject", "turn"]
+
+
+def test_a_batch_that_was_sorted_before_the_erasure_ahead_of_it_had_landed_lands_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Batches are sorted while the one before is appended: this one's append waits until the next is sorted."""
+    spool, lake = tmp_path / "spool", tmp_path / "lake"
+    spool_of(spool, turn("a"), forget("gone"), turn("b", subject="gone"), turn("c"), accept("f", "b", subject="x"))
+    monkeypatch.setattr(embedded_log, "BATCH_RECORDS", 2)
+    sorted_ahead = threading.Event()
+    real_sort, real_append = landing.sort, landing.append
+
+    def sorts(batch, *rest):
+        found = real_sort(batch, *rest)
+        if batch[0].sequence == 3:
+            sorted_ahead.set()
+        return found
+
+    def append(*arguments):
+        assert sorted_ahead.wait(60)
+        return real_append(*arguments)
+
+    monkeypatch.setattr(landing, "sort", sorts)
+    monkeypatch.setattr(landing, "append", append)
+    report = land(log=LogSettings(), spool=spool, lake=lake)
+    assert (column(lake, TURNS, "turn_id"), column(lake, FEEDBACK, "feedback_id"), report.erased) == (["a", "c"], [], 2)
+    assert column(lake, ERASURES, "target") == ["subject", "turn"]
 
 
 def test_rejects_of_the_forgotten_can_be_told_by_their_digest(tmp_path: Path):

@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
 from kafka import TopicPartition
 
+from ingest import kafka_log
 from ingest.config import LogSettings
 from ingest.kafka_chain import Chain
 from ingest.kafka_log import KafkaLog
@@ -18,8 +20,9 @@ class Consumer:
 
     config = {"group_id": "group"}  # noqa: RUF012
 
-    def __init__(self, rebalance_at: int) -> None:
+    def __init__(self, rebalance_at: int = 0) -> None:
         self._position, self._polls, self._rebalance_at = 0, 0, rebalance_at
+        self.noted = 0
 
     def subscribe(self, topics, listener) -> None:
         self._listener = listener
@@ -51,6 +54,9 @@ class Consumer:
     def committed(self, partition, metadata):
         return None
 
+    def commit(self, offsets) -> None:
+        self.noted = offsets[PARTITION].offset
+
 
 def record(offset: int) -> SimpleNamespace:
     return SimpleNamespace(
@@ -61,8 +67,21 @@ def record(offset: int) -> SimpleNamespace:
 def test_what_a_rebalance_made_forget_is_read_again() -> None:
     for rebalance_at in range(2, 5):
         log = KafkaLog(LogSettings(kind="kafka", topic="topic"), None)
-        [batch] = log._read(Consumer(rebalance_at), lambda spool_id: 0, shared=True)  # type: ignore[arg-type]
+        given = log._read(Consumer(rebalance_at), lambda spool_id: 0, shared=True)  # type: ignore[arg-type]
+        [batch] = [batch for batch in given if batch]
         assert [record.sequence for record in batch] == list(range(1, RECORDS + 1))
+
+
+def test_an_offset_is_noted_once_its_batch_has_landed_which_the_next_but_one_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_log, "BATCH_RECORDS", 2)
+    consumer, log = Consumer(), KafkaLog(LogSettings(kind="kafka", topic="topic"), None)
+    log._marks = SimpleNamespace(write=lambda *facts: None, read=lambda: ({}, {}))  # type: ignore[assignment]
+    batches = log._read(consumer, lambda spool_id: 0, shared=True)  # type: ignore[arg-type]
+    seen = [([record.sequence for record in batch], consumer.noted) for batch in batches]
+    assert seen == [([], 0), ([1, 2], 0), ([3, 4], 0), ([5, 6], 2), ([7, 8], 4), ([9], 6), ([], 6)]
+    assert consumer.noted == RECORDS
 
 
 def test_the_lake_is_asked_once_for_each_spool() -> None:
