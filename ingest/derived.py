@@ -30,7 +30,8 @@ class Derived(NamedTuple):
     """Columns of the lake's turns beside the fields of the event. None: there is nothing of the kind."""
 
     prompt_digest: bytes | None
-    """Equal for equal prompts, over all samples and turns: BLAKE2b of the packed token ids, 16 bytes."""
+    """Equal for equal prompts, over all samples and turns: the first 16 bytes of the packed token ids' SHA-256, which
+    processors have instructions for."""
     output_tokens: int
     answer_hash: str | None
     """The conversation's hash after this answer."""
@@ -60,7 +61,7 @@ def derive(turn: Turn) -> Derived:
     unmarked = [_distilled(result.text) for result in tail.results if result.failed is None] if tail else []
     named = metadata(turn.request)
     return Derived(
-        prompt_digest=hashlib.blake2b(turn.prompt_ids, digest_size=16).digest() if turn.prompt_ids else None,
+        prompt_digest=hashlib.sha256(turn.prompt_ids).digest()[:16] if turn.prompt_ids else None,
         output_tokens=len(turn.output_ids) // 4,
         answer_hash=hashes[-1] if answered and hashes else None,
         parent_hash=parent,

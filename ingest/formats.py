@@ -211,6 +211,8 @@ FORMATS: dict[str, Format] = {
 
 def metadata(request: str) -> dict[str, str]:
     """The request's metadata, in any format; a value that is no string is its JSON, one that is null is left out."""
+    if '"metadata"' not in request:  # most have none, and need no parsing; a request on the log is compact JSON
+        return {}
     parts = _parts(request)
     try:
         values = _named.decode(parts.metadata) if parts is not None else {}
