@@ -48,7 +48,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
-from ingest.config import AttributionSettings, RewardSettings
+from ingest.config import AttributionSettings, LakePlace, RewardSettings
 from ingest.datasets import used_turns
 from ingest.implicit import Classifier, identify, register
 from ingest.lake import ERASURES, FEEDBACK, TURNS, open_table, read
@@ -142,7 +142,7 @@ class AttributionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def attribute(
     *,
-    lake: Path,
+    lake: LakePlace,
     policy: str,
     settings: AttributionSettings,
     rewards: RewardSettings,
@@ -176,7 +176,7 @@ def attribute(
 
 @contextmanager
 def attributed(
-    lake: Path,
+    lake: LakePlace,
     policy: str,
     settings: AttributionSettings,
     rewards: RewardSettings,
@@ -276,7 +276,7 @@ def _given(
     }
 
 
-def lake_versions(lake: Path) -> dict[str, int]:
+def lake_versions(lake: LakePlace) -> dict[str, int]:
     """The Delta version of each table that the join reads, by name."""
     return {table: open_table(lake, table).version() for table in _TABLES}
 

@@ -14,16 +14,15 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from ingest.config import LakePlace
 from ingest.contracts.erasure import Erasure
-from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, SPOOL_LIFE_DAYS, TURNS, dataset, open_table
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, SPOOL_LIFE_DAYS, TURNS, dataset, files, open_table
 from ingest.rows import Erased
 
 T = TypeVar("T")
@@ -67,7 +66,7 @@ class Moved(Exception):
 class Table:
     """A table of the lake as a writer sees it: a snapshot, and newer ones on request."""
 
-    def __init__(self, lake: Path, name: str) -> None:
+    def __init__(self, lake: LakePlace, name: str) -> None:
         self.name = name
         self._lake = lake
         self.snapshot = open_table(lake, name)
@@ -104,7 +103,7 @@ class Table:
 class Erasures:
     """The erasures as the lake has them now, read anew only when their table has moved."""
 
-    def __init__(self, lake: Path) -> None:
+    def __init__(self, lake: LakePlace) -> None:
         self.table = Table(lake, ERASURES)
         self.version = -1
         """Of their table, when they were read."""
@@ -151,7 +150,7 @@ def commit(snapshot: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]
         raise CommitFailedError("an erasure cleared the log meanwhile")
 
 
-def fence(lake: Path, names: Iterable[str] = FENCED) -> None:
+def fence(lake: LakePlace, names: Iterable[str] = FENCED) -> None:
     """Every append to these tables that began before now is refused, and then sees the erasures as they stand."""
     for name in names:
         set_property(Table(lake, name), _FENCE, f"{time.time():.6f}")
@@ -162,7 +161,7 @@ def set_property(table: Table, name: str, value: str) -> None:
     table.decide(lambda snapshot: snapshot.alter.set_table_properties({name: value}, raise_if_not_exists=False))
 
 
-def outlive(lake: Path, retention_days: float) -> None:
+def outlive(lake: LakePlace, retention_days: float) -> None:
     """Spools' numbers are remembered for longer than the log can give their events, and longer than a machine that
     forwards them is switched off: an id that is forgotten too early lands again."""
     kept = math.ceil(retention_days) + SPOOL_LIFE_DAYS
@@ -172,7 +171,7 @@ def outlive(lake: Path, retention_days: float) -> None:
             set_property(table, _IDS_KEPT, f"interval {kept} days")
 
 
-def refresh(lake: Path, spool_ids: Iterable[str], now: float) -> None:
+def refresh(lake: LakePlace, spool_ids: Iterable[str], now: float) -> None:
     """The numbers of these spools are remembered as long as if they had landed something at `now`."""
 
     def again(snapshot: DeltaTable) -> None:
@@ -185,19 +184,14 @@ def refresh(lake: Path, spool_ids: Iterable[str], now: float) -> None:
 
 def written_at(snapshot: DeltaTable) -> float:
     """When its version was committed (Unix seconds), by the clock of the lake's store; 0 where the log forgot it."""
-    try:
-        return (_log(snapshot) / f"{snapshot.version():020}.json").stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    [entry] = files(snapshot).get_file_info([f"_delta_log/{snapshot.version():020}.json"])
+    return entry.mtime_ns / 1e9 if entry.is_file else 0.0
 
 
 def _checkpoint(snapshot: DeltaTable) -> int:
     """The version of the newest checkpoint; 0 where there is none."""
     try:
-        return json.loads((_log(snapshot) / "_last_checkpoint").read_text())["version"]
+        with files(snapshot).open_input_stream("_delta_log/_last_checkpoint") as told:
+            return json.loads(told.read())["version"]
     except FileNotFoundError:
         return 0
-
-
-def _log(snapshot: DeltaTable) -> Path:
-    return Path(unquote(snapshot.table_uri.removeprefix("file://"))) / "_delta_log"

@@ -1,11 +1,15 @@
 """Settings of the ingest stages: the log, the lake, attribution, rewards, datasets and their gate."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ingest.contracts.feedback import ImplicitRule
+
+LakePlace: TypeAlias = Path | str
+"""A folder, or the URL of an object store as delta-rs takes it, `s3://bucket/prefix`: delta-rs looks for credentials in
+the environment, as the store's own tools do."""
 
 
 class LogSettings(BaseModel):

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingest.baselines import segment_baselines
-from ingest.config import AttributionSettings, DatasetSettings, RewardSettings
+from ingest.config import AttributionSettings, DatasetSettings, LakePlace, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import FileEntry, digest_file, read_manifest, verify_files, write_manifest
 from ingest.formats import FORMATS
@@ -154,7 +154,7 @@ def used_turns(datasets: Path, policy: str, since: float = -math.inf) -> set[tup
 
 def freeze(
     *,
-    lake: Path,
+    lake: LakePlace,
     datasets: Path,
     policy: str,
     dataset_id: str,
@@ -197,7 +197,7 @@ def freeze(
 def write_rows(
     folder: Path,
     *,
-    lake: Path,
+    lake: LakePlace,
     datasets: Path,
     policy: str,
     dataset_id: str,

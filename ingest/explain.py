@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingest.attribution import TURN_COLUMNS, Cut, joined
-from ingest.config import AttributionSettings, RewardSettings
+from ingest.config import AttributionSettings, LakePlace, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import read_manifest
 from ingest.datasets import accepted_ids
@@ -72,7 +72,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    lake: Path,
+    lake: LakePlace,
     turn_id: str,
     sample: int = 0,
     *,
@@ -121,7 +121,7 @@ def explain(
     )
 
 
-def _turn(lake: Path, turn_id: str, sample: int) -> dict[str, Any]:
+def _turn(lake: LakePlace, turn_id: str, sample: int) -> dict[str, Any]:
     columns = ["turn_id", "sample", "policy", "session_id", "answer_hash", "finished_at"]
     samples = read(lake, TURNS).to_table(columns=columns, filter=pc.field("turn_id") == turn_id).to_pylist()
     if not samples:
@@ -132,7 +132,7 @@ def _turn(lake: Path, turn_id: str, sample: int) -> dict[str, Any]:
     raise UnknownTurn(f"turn {turn_id} has no sample {sample}; it has {len(samples)}, from 0 on")
 
 
-def _neighbourhood(lake: Path, turn: dict[str, Any]) -> dict[str, pa.Table | pa.dataset.Dataset]:
+def _neighbourhood(lake: LakePlace, turn: dict[str, Any]) -> dict[str, pa.Table | pa.dataset.Dataset]:
     """The lake, as far as it has a part in what the join says of the turn."""
     near = pc.field("session_id") == turn["session_id"]
     if turn["answer_hash"] is not None:  # what goes on from it, and what that might go on from instead

@@ -28,7 +28,7 @@ import pyarrow.dataset
 from deltalake.exceptions import DeltaError
 
 from ingest.commits import ATTEMPTS, REWRITER, LandError, fence
-from ingest.config import LakeSettings, LogSettings
+from ingest.config import LakePlace, LakeSettings, LogSettings
 from ingest.contracts.erasure import Erasure, erasure_digest
 from ingest.contracts.events import encode_event
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, SCHEMAS, TURNS, open_table, read
@@ -86,7 +86,7 @@ def erase(
     receipt_id: str,
     log: LogSettings,
     spool: Path,
-    lake: Path,
+    lake: LakePlace,
     settings: LakeSettings,
     datasets: Path,
     docs: Path,
@@ -155,7 +155,7 @@ def erase(
     )
 
 
-def belonging(lake: Path, datasets: Path, goal: Digests) -> list[tuple[str, str]]:
+def belonging(lake: LakePlace, datasets: Path, goal: Digests) -> list[tuple[str, str]]:
     """(target, digest) of the turns in the lake and in datasets that a subject or session of `goal` covers, and of the
     sessions in the lake that had no other subject's turn."""
     turns = read(lake, TURNS)
@@ -170,7 +170,7 @@ def belonging(lake: Path, datasets: Path, goal: Digests) -> list[tuple[str, str]
     return [(target, erasure_digest(target, name)) for target, name in found]
 
 
-def delete_rows(lake: Path, goal: Digests) -> Counter[str]:
+def delete_rows(lake: LakePlace, goal: Digests) -> Counter[str]:
     """Deletes every row that `goal` covers, after which no append that knew nothing of it can land. Rows by table."""
     fence(lake)
     deleted: Counter[str] = Counter()
@@ -218,7 +218,7 @@ def _folders(datasets: Path) -> list[Path]:
     return sorted(path for path in datasets.glob("*/*") if path.is_dir())
 
 
-def _erasures_of(lake: Path, receipt_id: str) -> list[tuple[str, str]]:
+def _erasures_of(lake: LakePlace, receipt_id: str) -> list[tuple[str, str]]:
     """(target, digest) of the receipt's erasures that the lake knows."""
     rows = read(lake, ERASURES).to_table(columns=["target", "digest"], filter=pc.field("erasure_id") == receipt_id)
     return list(zip(rows["target"].to_pylist(), rows["digest"].to_pylist(), strict=True))
@@ -293,7 +293,7 @@ def _digest_in(target: str, column: str, goal: Digests) -> str:
     return f"encode(sha256(concat('{target}:', {column})), 'hex') IN ({digests})"
 
 
-def _delete(lake: Path, name: str, predicate: str) -> int:
+def _delete(lake: LakePlace, name: str, predicate: str) -> int:
     refused: DeltaError | None = None
     for _ in range(ATTEMPTS):
         try:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ingest.config import LakePlace
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import verify_files
 from ingest.datasets import ROWS
@@ -76,7 +77,7 @@ class Frames(NamedTuple):
 def frames(
     folder: Path,
     candidate: DatasetManifest,
-    lake: Path,
+    lake: LakePlace,
     used: set[tuple[str, int]],
     last: DatasetManifest | None,
     since: float,
@@ -92,7 +93,7 @@ def frames(
     return Frames(rows, turns, feedback, len(judged))
 
 
-def _lake(lake: Path, candidate: DatasetManifest, since: float) -> "tuple[pd.DataFrame, pd.DataFrame]":
+def _lake(lake: LakePlace, candidate: DatasetManifest, since: float) -> "tuple[pd.DataFrame, pd.DataFrame]":
     """The newest turns of the policy, and what was said of them."""
     import duckdb
 

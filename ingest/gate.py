@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from ingest import expectations
-from ingest.config import GateSettings
+from ingest.config import GateSettings, LakePlace
 from ingest.contracts.dataset import DatasetManifest, GateCheck
 from ingest.contracts.files import read_manifest, write_manifest
 from ingest.datasets import CANDIDATE, MANIFEST, newest_dataset, used_turns
@@ -80,7 +80,7 @@ class GateBroken(GateError):
 
 
 def gate(
-    *, datasets: Path, lake: Path, policy: str, dataset_id: str, settings: GateSettings, suites: Path, docs: Path
+    *, datasets: Path, lake: LakePlace, policy: str, dataset_id: str, settings: GateSettings, suites: Path, docs: Path
 ) -> DatasetManifest:
     """Let a candidate pass, or raise. One that passed before is returned as it is.
 

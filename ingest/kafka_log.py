@@ -11,14 +11,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
-from ingest.config import LogSettings
+from ingest.config import LakePlace, LogSettings
 from ingest.contracts.events import Record
 from ingest.kafka_chain import Chain, Parts
 from ingest.kafka_topic import Watermark, parse_headers
@@ -44,7 +43,7 @@ _SILENT_SECONDS = 60.0
 class KafkaLog:
     """A `LogReader` of a topic."""
 
-    def __init__(self, settings: LogSettings, lake: Path | None) -> None:
+    def __init__(self, settings: LogSettings, lake: LakePlace | None) -> None:
         """`lake`: whose landers share the topic; None reads all of it, and leaves no trace."""
         self._settings = settings
         self._lake = lake

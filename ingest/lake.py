@@ -1,4 +1,4 @@
-"""The lake: Delta tables `turns`, `feedback`, `erasures`, `rejects`, in folders of these names.
+"""The lake: Delta tables `turns`, `feedback`, `erasures`, `rejects`, in folders of these names below its place.
 
 Columns are the fields of the events of the same name, flat: packed arrays stay binary (`ingest.contracts.arrays`),
 spans are a list of structs, sampling is JSON text, times are Unix seconds. Turns have the columns of
@@ -9,16 +9,20 @@ How far a table has got is in the table: the spool id is a Delta application id,
 """
 
 import contextlib
+import os
+import re
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import LocalFileSystem, S3FileSystem, SubTreeFileSystem
+
+from ingest.config import LakePlace
 
 TURNS, FEEDBACK, ERASURES, REJECTS = "turns", "feedback", "erasures", "rejects"
 WATERMARKS = "watermarks"
@@ -75,43 +79,71 @@ class LakeError(Exception):
     """The lake cannot be used as it is: says why and what to do."""
 
 
-def open_table(lake: Path, name: str) -> DeltaTable:
+def table_uri(lake: LakePlace, name: str) -> str:
+    """Where the table is: a path, or a URL."""
+    return f"{lake}/{name}"
+
+
+def exists(lake: LakePlace, name: str) -> bool:
+    """Whether anybody made the table. Raises `LakeError` where its store cannot be asked."""
+    try:
+        return DeltaTable.is_deltatable(table_uri(lake, name))
+    except OSError as error:
+        # Its words are not passed on: some stores quote the whole request in their refusal, the key's id included.
+        code = re.search(r"<Code>(\w+)</Code>", str(error))
+        raise LakeError(
+            f"the lake {lake} cannot be reached: {code[1] if code else 'no answer'}. The environment of every process "
+            "must have its store's credentials (of S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and "
+            "AWS_ENDPOINT_URL where it is not Amazon's)"
+        ) from None
+
+
+def open_table(lake: LakePlace, name: str) -> DeltaTable:
     """The table at its newest version; created where it does not exist yet.
 
-    Raises `LakeError` where another version of everloop made it."""
-    path = lake / name
-    if not DeltaTable.is_deltatable(str(path)):
-        path.mkdir(parents=True, exist_ok=True)
+    Raises `LakeError` where another version of everloop made it, or its store cannot be reached."""
+    where = table_uri(lake, name)
+    if not exists(lake, name):
         try:
             numbers = [field.name for field in SCHEMAS[name] if pa.types.is_primitive(field.type)]
             # Statistics are in the log: of numbers only, or it would keep what people wrote, and their names.
             configuration = _CONFIGURATION | {"delta.dataSkippingStatsColumns": ",".join(numbers)}
-            return DeltaTable.create(path, schema=SCHEMAS[name], mode="error", configuration=configuration)
+            return DeltaTable.create(where, schema=SCHEMAS[name], mode="error", configuration=configuration)
         except DeltaError:
-            if not DeltaTable.is_deltatable(str(path)):  # not even by another process, just now
+            if not exists(lake, name):  # not even by another process, just now
                 raise
-    table = _newest(path)
+    table = _newest(where)
     missing = set(SCHEMAS[name].names) - {field.name for field in table.schema().fields}
     if missing:
         raise LakeError(
-            f"the table {path} has no {', '.join(sorted(missing))}: another version of everloop made it, and everloop "
-            "converts no lake yet; start a new one in another folder"
+            f"the table {where} has no {', '.join(sorted(missing))}: another version of everloop made it, and everloop "
+            "converts no lake yet; start a new one in another place"
         )
     return table
 
 
-def _newest(path: Path) -> DeltaTable:
+def _newest(where: str) -> DeltaTable:
     """An erasure may clear the log between a reader's look at it and the reading: then once more."""
     for _ in range(_OPENINGS):
         with contextlib.suppress(DeltaError):
-            return DeltaTable(path)
+            return DeltaTable(where)
         time.sleep(0.02)
-    return DeltaTable(path)
+    return DeltaTable(where)
 
 
-def read(lake: Path, name: str, version: int | None = None) -> pyarrow.dataset.Dataset:
+def at_version(lake: LakePlace, name: str, version: int) -> DeltaTable:
+    """The table as it was. Raises `DeltaError` or `OSError` where that version is gone."""
+    return DeltaTable(table_uri(lake, name), version=version)
+
+
+def files(table: DeltaTable) -> DeltaStorageHandler:
+    """The table's files, wherever they are, by paths below its folder. For this thread only: see `dataset`."""
+    return DeltaStorageHandler(table.table_uri)
+
+
+def read(lake: LakePlace, name: str, version: int | None = None) -> pyarrow.dataset.Dataset:
     """A table as an Arrow dataset, which DuckDB and polars scan in place; empty where nothing was landed yet."""
-    return dataset(open_table(lake, name) if version is None else DeltaTable(lake / name, version=version))
+    return dataset(open_table(lake, name) if version is None else at_version(lake, name, version))
 
 
 def dataset(table: DeltaTable) -> pyarrow.dataset.Dataset:
@@ -119,17 +151,24 @@ def dataset(table: DeltaTable) -> pyarrow.dataset.Dataset:
 
     Arrow reads the files itself. By default delta-rs gives it an object of Python's to read them with, and a thread of
     Arrow's that lets go of one while the interpreter ends aborts the process: under load, one short command in four.
+    Of object stores this is done for S3.
     """
-    folder = unquote(table.table_uri.removeprefix("file://"))
-    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(folder, LocalFileSystem()))
+    kind, _, folder = table.table_uri.partition("://")
+    if kind == "file":
+        return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(unquote(folder), LocalFileSystem()))
+    if kind == "s3":  # what Arrow does not find in the environment by itself
+        named = {"endpoint_override": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
+        given = {option: os.environ[name] for option, name in named.items() if name in os.environ}
+        return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(folder, S3FileSystem(**given)))
+    return table.to_pyarrow_dataset()
 
 
-def counts(lake: Path) -> dict[str, int]:
+def counts(lake: LakePlace) -> dict[str, int]:
     """Rows of each table."""
     return {name: read(lake, name).count_rows() for name in SCHEMAS}
 
 
-def landed(lake: Path, spool_ids: Iterable[str]) -> dict[str, int]:
+def landed(lake: LakePlace, spool_ids: Iterable[str]) -> dict[str, int]:
     """Spool id → the last sequence that is in the lake with everything before it; 0 where nothing is."""
     turns = open_table(lake, TURNS)
     return {spool_id: turns.transaction_version(spool_id) or 0 for spool_id in spool_ids}

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit, fence, outlive, written_at
-from ingest.config import LakeSettings, LogSettings
+from ingest.config import LakePlace, LakeSettings, LogSettings
 from ingest.contracts.events import Event, Record
 from ingest.credentials import without_credentials
 from ingest.embedded_log import retain
@@ -61,7 +61,7 @@ def land(
     *,
     log: LogSettings,
     spool: Path,
-    lake: Path,
+    lake: LakePlace,
     settings: LakeSettings = LakeSettings(),  # noqa: B008 - frozen
     datasets: Path | None = None,
 ) -> LandReport:
@@ -101,7 +101,7 @@ class _Chosen(NamedTuple):
 class _Lander:
     """The tables, and what was done to them."""
 
-    def __init__(self, lake: Path, screen: Callable[[Event], Event] | None) -> None:
+    def __init__(self, lake: LakePlace, screen: Callable[[Event], Event] | None) -> None:
         self._lake, self._screen = lake, screen
         self._seen_turns, self._seen_erasures = Table(lake, TURNS), Erasures(lake)
         """The reading thread's snapshots; all others are of whoever appends."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from ingest.config import LogSettings
+from ingest.config import LakePlace, LogSettings
 from ingest.contracts.arrays import unpack_ids, unpack_logprobs
 from ingest.contracts.errors import ContractError
 from ingest.contracts.events import Record, decode_event
@@ -46,7 +46,7 @@ class LogReader(Protocol):
     """Events that the log's retention removed before they were given."""
 
 
-def open_log(settings: LogSettings, spool: Path, lake: Path | None) -> LogReader:
+def open_log(settings: LogSettings, spool: Path, lake: LakePlace | None) -> LogReader:
     """The configured reader. `lake`: whose landers share what is read of Kafka; None reads it from its start."""
     if settings.kind == "embedded":
         from ingest.embedded_log import EmbeddedLog

@@ -7,17 +7,16 @@ anything is made.
 from importlib.metadata import version
 from pathlib import Path
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileType
 from pydantic import ValidationError
 
 from ingest.attribution import Cut
-from ingest.config import AttributionSettings, RewardSettings
+from ingest.config import AttributionSettings, LakePlace, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import FileEntry
 from ingest.datasets import MANIFEST, reader, write_rows
-from ingest.lake import dataset
+from ingest.lake import at_version, dataset
 from ingest.rewards import specification
 
 _DERIVED = "classifier_digest"
@@ -35,7 +34,7 @@ class NotReproducible(Exception):
         return f"dataset {self.dataset_id} cannot be frozen again: {'; '.join(self.missing)}"
 
 
-def refreeze(manifest: DatasetManifest, *, lake: Path, datasets: Path, into: Path) -> FileEntry:
+def refreeze(manifest: DatasetManifest, *, lake: LakePlace, datasets: Path, into: Path) -> FileEntry:
     """Make the dataset's rows anew in the folder `into`, from what the manifest names; its entry, equal to the
     manifest's. Raises `NotReproducible` where something is missing, or the digest is another."""
     if manifest.watermark is None:
@@ -64,11 +63,11 @@ def refreeze(manifest: DatasetManifest, *, lake: Path, datasets: Path, into: Pat
     return made.rows
 
 
-def _lost_versions(lake: Path, manifest: DatasetManifest) -> list[str]:
+def _lost_versions(lake: LakePlace, manifest: DatasetManifest) -> list[str]:
     lost = []
     for name, wanted in manifest.lake_versions.items():
         try:
-            table = DeltaTable(lake / name, version=wanted)
+            table = at_version(lake, name, wanted)
         except (DeltaError, OSError) as error:
             lost.append(f"version {wanted} of the table {name} is gone: {str(error).splitlines()[0]}")
             continue

@@ -7,13 +7,13 @@ one application id, so that of two at once one is refused and looks again.
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from ingest.commits import ATTEMPTS, REWRITER, Erasures, LandError, Moved, Table, commit
+from ingest.config import LakePlace
 from ingest.contracts.events import Event, Record
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, dataset, open_table
 from ingest.rows import READER, sort
@@ -23,7 +23,7 @@ _RELANDING = "everloop/rejects"
 _BATCH = 500
 
 
-def reland_rejects(lake: Path, erasures: Erasures, screen: Callable[[Event], Event] | None = None) -> int:
+def reland_rejects(lake: LakePlace, erasures: Erasures, screen: Callable[[Event], Event] | None = None) -> int:
     """Lands the rejects that this code can read; returns how many. Raises `LandError`."""
     landed = 0
     while True:
@@ -36,7 +36,7 @@ def reland_rejects(lake: Path, erasures: Erasures, screen: Callable[[Event], Eve
         landed += _reland(lake, batch, erasures, screen)
 
 
-def _reland(lake: Path, batch: list[Record], erasures: Erasures, screen: Callable[[Event], Event] | None) -> int:
+def _reland(lake: LakePlace, batch: list[Record], erasures: Erasures, screen: Callable[[Event], Event] | None) -> int:
     """A batch of rejects that other code had; those that this one rejects as well are its own afterwards."""
     landed = 0
     for _ in range(ATTEMPTS):

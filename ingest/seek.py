@@ -18,10 +18,10 @@ from typing import NamedTuple
 import msgspec
 import pyarrow.compute as pc
 
-from ingest.config import LogSettings
+from ingest.config import LakePlace, LogSettings
 from ingest.contracts.events import Record
 from ingest.embedded_log import records_of
-from ingest.lake import TURNS, read
+from ingest.lake import TURNS, exists, read
 from ingest.log import LogError, every
 from ingest.spool import SegmentUnavailable, SpoolFolder, adopt, folders
 from ingest.spool.folder import STAMP_SLACK
@@ -129,11 +129,11 @@ def place(log: LogSettings, spool: Path, spool_id: str, sequence: int, number: i
     raise LogError(f"there is no spool {spool_id} in {spool}; one that is landed goes after retention_days")
 
 
-def turn(log: LogSettings, spool: Path, lake: Path, turn_id: str) -> list[Record]:
+def turn(log: LogSettings, spool: Path, lake: LakePlace, turn_id: str) -> list[Record]:
     """A turn's samples. Where the lake does not know it, all of the log is looked through."""
     found: list[Record] = []
     rows = []
-    if (lake / TURNS).exists():
+    if exists(lake, TURNS):
         names = ["spool_id", "sequence", "finished_at"]
         rows = read(lake, TURNS).to_table(columns=names, filter=pc.field("turn_id") == turn_id).to_pylist()
     for row in rows:

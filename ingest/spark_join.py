@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ingest.config import RewardSettings
+from ingest.config import LakePlace, RewardSettings
 from ingest.implicit import text_functions
+from ingest.lake import table_uri
 from ingest.statements import statements
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class SparkError(Exception):
 
 
 def join_on_spark(
-    lake: Path,
+    lake: LakePlace,
     versions: Mapping[str, int],
     parameters: Mapping[str, Any],
     given: Mapping[str, pa.Table],
@@ -64,7 +65,7 @@ def join_on_spark(
     Raises `SparkError` where Spark, Java or Delta's jars are missing, `ClassifierError`."""
     with _session(properties, into) as spark:
         for name, version in versions.items():
-            table = spark.read.format("delta").option("versionAsOf", version).load(str(lake / name))
+            table = spark.read.format("delta").option("versionAsOf", version).load(table_uri(lake, name))
             table.createOrReplaceTempView(f"lake_{name}")
         for name, rows in given.items():
             _frame(spark, rows).createOrReplaceTempView(name)

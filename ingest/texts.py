@@ -1,15 +1,15 @@
 """The texts of turns, for people: what the lake still has of them."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pyarrow.compute as pc
 
+from ingest.config import LakePlace
 from ingest.formats import FORMATS
 from ingest.lake import TURNS, read
 
 
-def texts(lake: Path, turn_ids: Iterable[str]) -> dict[tuple[str, int], tuple[str | None, str | None]]:
+def texts(lake: LakePlace, turn_ids: Iterable[str]) -> dict[tuple[str, int], tuple[str | None, str | None]]:
     """(turn id, sample) → what the user said last, and the answer; None for what is not known. Without an entry: the
     lake does not have the turn any more."""
     table = read(lake, TURNS).to_table(

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.compute as pc
 
-from ingest.config import AttributionSettings, RewardSettings
+from ingest.config import AttributionSettings, LakePlace, RewardSettings
 from ingest.contracts.checkpoint import CheckpointManifest
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.erasure import erasure_digest
@@ -99,7 +99,7 @@ class TurnTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_checkpoint(
-    checkpoint_id: str, policy: str | None, *, lake: Path, datasets: Path, checkpoints: Path
+    checkpoint_id: str, policy: str | None, *, lake: LakePlace, datasets: Path, checkpoints: Path
 ) -> CheckpointTrace:
     """From a checkpoint to its turns. Where several policies have the id, `policy` says which. Raises `TraceError`."""
     named = [path.parent for path in checkpoints.glob(f"*/*/{_MANIFEST}") if path.parent.name == checkpoint_id]
@@ -122,7 +122,7 @@ def trace_checkpoint(
 def trace_turn(
     turn_id: str,
     *,
-    lake: Path,
+    lake: LakePlace,
     datasets: Path,
     checkpoints: Path,
     rules: Mapping[str, tuple[AttributionSettings, RewardSettings]],
@@ -196,7 +196,7 @@ def _checkpoint(folder: Path) -> CheckpointTrace:
     )
 
 
-def _absent(name: str, lake: Path, checkpoints: Path) -> str:
+def _absent(name: str, lake: LakePlace, checkpoints: Path) -> str:
     """Why nothing of this id is found, as far as what is left tells."""
     erased = read(lake, ERASURES).to_table(
         columns=["erasure_id"], filter=pc.field("digest") == erasure_digest("turn", name)
@@ -226,7 +226,7 @@ def _line(folder: Path) -> tuple[list[str], str | None]:
     return line[1:], None
 
 
-def _dataset(folder: Path, lake: Path) -> DatasetTrace:
+def _dataset(folder: Path, lake: LakePlace) -> DatasetTrace:
     manifest = read_manifest(folder, DatasetManifest)
     ids = sorted({turn_id for turn_id, _, _ in manifest.pairs})
     rows = read(lake, TURNS).to_table(

@@ -6,31 +6,33 @@ loses what is older than it may be asked for. Versions that a dataset names stay
 frozen again.
 
 An erasure ends all of that at once: old versions, files that no version names, and the log's own entries (a deletion's
-predicate names what it deleted) go.
+predicate names what it deleted) go. Which files may go is told without a clock, for the lake's store has its own: those
+that were there before a fence.
 """
 
 import contextlib
 import logging
 import math
 import re
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import unquote
 
 import msgspec
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from pyarrow.fs import FileSelector
 
-from ingest.commits import FENCED, Table, fence, refresh, set_property, written_at
-from ingest.config import LakeSettings
+from ingest.commits import Table, fence, refresh, set_property, written_at
+from ingest.config import LakePlace, LakeSettings
 from ingest.contracts.files import read_manifest
-from ingest.lake import SCHEMAS, TURNS, open_table
+from ingest.lake import SCHEMAS, TURNS, files, open_table
 from ingest.sorted_runs import merge
 from ingest.watermarks import fold
 
 logger = logging.getLogger(__name__)
 
+_LOG = "_delta_log"
 _LOG_KEPT = "delta.logRetentionDuration"
 _LOOKED_AFTER = "everloop.lookedAfterAt"
 _STAGED = re.compile(r"#\d+$")
@@ -45,21 +47,24 @@ class _Cut(msgspec.Struct):
 
 
 def upkeep(
-    lake: Path, settings: LakeSettings, now: float, *, datasets: Path | None = None, erase: bool = False
+    lake: LakePlace, settings: LakeSettings, now: float, *, datasets: Path | None = None, erase: bool = False
 ) -> None:
     """Looks after every table, as of `now` (Unix seconds). Idempotent; may be killed anywhere and run beside landing.
 
     Versions that a manifest below `datasets` names are kept for `reproducible_days` after its cut. `erase`: after
-    deletes: no version before them can be read any more, and neither a file nor the log keeps what they removed. Files
-    of appends that began a moment before are spared, for they may be under way: call it again later.
+    deletes: no version before them can be read any more, and neither a file nor the log keeps what they removed. What
+    an append writes meanwhile, to be refused by the fence, is spared: call it again later.
 
     Raises `LandError` where other writers win every time.
     """
     if erase:
-        began = time.time()
-        fence(lake)
+        before = {name: _files_below(open_table(lake, name), "") for name in SCHEMAS}
+        staged = _staged(lake)
+        fence(lake, SCHEMAS)
+        for path in staged:
+            path.unlink(missing_ok=True)
         for name in SCHEMAS:
-            _forget_past(Table(lake, name), settings, began if name in FENCED else began - 3600)
+            _forget_past(Table(lake, name), before[name])
         return
     fold(lake)
     pinned = _pinned(datasets, now - settings.reproducible_days * 86400) if datasets else {}
@@ -79,7 +84,7 @@ def upkeep(
 
 
 def upkeep_if_due(
-    lake: Path, settings: LakeSettings, now: float, *, datasets: Path | None, living: Iterable[str]
+    lake: LakePlace, settings: LakeSettings, now: float, *, datasets: Path | None, living: Iterable[str]
 ) -> bool:
     """`upkeep` where the last time is long enough ago, by one lander alone. `living` spools are remembered anew.
 
@@ -139,19 +144,29 @@ def _readable(table: DeltaTable, version: int) -> bool:
     return True
 
 
-def _forget_past(table: Table, settings: LakeSettings, began: float) -> None:
+def _forget_past(table: Table, before: set[str]) -> None:
+    """`before`: the files that were there before the fence. Of those, an append under way will name none any more."""
+
     def clear(snapshot: DeltaTable) -> None:
-        # By hand: what an append under way has written is named by no version yet, and is younger.
-        folder = Path(unquote(snapshot.table_uri.removeprefix("file://")))
-        for name in snapshot.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True):
-            path = folder / unquote(name)
-            if path.exists() and path.stat().st_mtime < began:
-                path.unlink()
-        for path in folder.rglob("*#*"):  # what writers that were killed had not given its name yet: no table sees it
-            if _STAGED.search(path.name) and path.stat().st_mtime < began:
-                path.unlink()
+        snapshot.create_checkpoint()
+        named = set(pa.table(snapshot.get_add_actions())["path"].to_pylist())
+        log = _files_below(snapshot, _LOG)
+        entries = {path for path in log if path.removeprefix(f"{_LOG}/")[:20] < f"{snapshot.version():020}"}
+        for path in before - named | entries:
+            with contextlib.suppress(FileNotFoundError):  # another erasure was quicker
+                files(snapshot).delete_file(path)
 
     table.decide(clear)
-    set_property(table, _LOG_KEPT, "interval 0 seconds")
-    table.decide(lambda _: _checkpoint(table))
-    _keep_log(table, settings)
+
+
+def _files_below(table: DeltaTable, folder: str) -> set[str]:
+    found = files(table).get_file_info_selector(FileSelector(folder))
+    return {info.path for info in found if info.is_file}
+
+
+def _staged(lake: LakePlace) -> list[Path]:
+    """What writers that were killed had not given its name yet: delta-rs does not see it. Object stores have no such
+    files, but may keep the parts of an upload (docs/lake.md)."""
+    if not isinstance(lake, Path):
+        return []
+    return [path for path in lake.rglob("*#*") if _STAGED.search(path.name)]

@@ -5,7 +5,6 @@ anything follows; of a partition (its `spool_id` is empty), that all that stood 
 its facts once the rows that make them true are in; the newest of each is what holds.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from ingest.commits import Table, commit
+from ingest.config import LakePlace
 from ingest.lake import SCHEMAS, WATERMARKS, dataset
 
 _FORGET_SECONDS = 30 * 86400.0
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 class Marks:
     """The facts of one topic, as the table has them."""
 
-    def __init__(self, lake: Path, topic: str) -> None:
+    def __init__(self, lake: LakePlace, topic: str) -> None:
         self._table = Table(lake, WATERMARKS)
         self._topic = topic
 
@@ -65,7 +65,7 @@ class Marks:
         return partitions, spools
 
 
-def fold(lake: Path) -> None:
+def fold(lake: LakePlace) -> None:
     """Leaves of each fact the newest, where there are many. What another lander appends meanwhile stays."""
 
     def once(snapshot: DeltaTable) -> None:

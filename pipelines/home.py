@@ -9,6 +9,12 @@ logs/<process>.log   run/                               of the processes on this
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingest.config import LakePlace
+
+if TYPE_CHECKING:
+    from pipelines.config import Config
 
 BASE = "base"
 """The id of the checkpoint that a policy's model was imported as: the fixed reference of every training run."""
@@ -16,22 +22,26 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Home:
-    """The paths below `root`, an absolute path. Nothing is created before `create` is called."""
+    """The paths below `root`, an absolute path, and the lake, which may be elsewhere. Nothing is created before
+    `create` is called."""
 
     root: Path
+    lake: LakePlace
 
     @classmethod
-    def at(cls, root: Path) -> "Home":
-        """The home folder at `root`, made absolute."""
-        return cls(root.expanduser().resolve())
+    def of(cls, config: "Config") -> "Home":
+        """The home folder of a configuration."""
+        return cls.at(config.everloop.home, config.lake.path)
+
+    @classmethod
+    def at(cls, root: Path, lake: str = "lake") -> "Home":
+        """The home folder at `root`, made absolute; the lake at a URL, or in a folder below."""
+        root = root.expanduser().resolve()
+        return cls(root, lake if "://" in lake else root / lake)
 
     @property
     def spool(self) -> Path:
         return self.root / "spool"
-
-    @property
-    def lake(self) -> Path:
-        return self.root / "lake"
 
     @property
     def datasets(self) -> Path:
@@ -85,7 +95,6 @@ class Home:
         """Makes the folders that processes expect to exist; `run` only for its owner (it holds the secrets)."""
         for folder in (
             self.spool,
-            self.lake,
             self.datasets,
             self.checkpoints,
             self.control.parent,

@@ -39,7 +39,7 @@ class Loop:
     def open(cls, config_path: Path) -> "Loop":
         """The loop of a configuration file; raises `PipelineError` where the file or the home folder is unusable."""
         config = load(config_path)
-        return cls(config, Home.at(config.everloop.home))
+        return cls(config, Home.of(config))
 
     def run(self, policy: str, min_turns: int | None = None) -> Run:
         """One look: goes on with the policy's run or begins one, and comes back with how it stands."""

@@ -130,7 +130,7 @@ def sync_jobs(scheduler: BackgroundScheduler, config: Config, config_path: Path)
 def serve(config_path: Path, stop: threading.Event) -> int:
     """Runs the scheduler until `stop` is set, as a standby first where another holds the lease. The exit code."""
     config = load(config_path)
-    home = Home.at(config.everloop.home)
+    home = Home.of(config)
     lease = Lease(home.database, LEASE, LEASE_SECONDS)
     log.info("waiting for the lease")
     if not lease.wait(stop):

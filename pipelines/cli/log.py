@@ -3,13 +3,14 @@
 import datetime
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
+    from ingest.config import LakePlace, LogSettings
     from ingest.contracts.events import Record
 
 app = typer.Typer(no_args_is_help=True)
@@ -68,7 +69,7 @@ def count_(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
         print_table(("event", "count"), sorted(counts.items()))
 
 
-def _log(config: Path) -> tuple[Any, Path, Path]:
+def _log(config: Path) -> "tuple[LogSettings, Path, LakePlace]":
     """The settings of the log, the spools, and the lake."""
     from pipelines.cli.parts import open_home
     from pipelines.stack import addresses

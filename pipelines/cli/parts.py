@@ -12,7 +12,7 @@ from pipelines.stack import addresses, secrets
 def open_home(config_path: Path) -> tuple[Config, Home]:
     """The configuration and its home folder."""
     config = load(config_path)
-    return config, Home.at(config.everloop.home)
+    return config, Home.of(config)
 
 
 def control_of(config_path: Path) -> Control:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from evaluation.config import EvaluationSettings
 from ingest.config import (
@@ -83,6 +83,24 @@ class LogConfig(LogSettings):
     def own_broker(self) -> bool:
         """Whether Kafka, if it is the log, is a broker that `everloop up` runs."""
         return "bootstrap" not in self.model_fields_set
+
+
+class LakeConfig(LakeSettings):
+    """Where the lake is, how often it is looked after, and how long it keeps what only the past needs."""
+
+    path: str = Field(
+        default="lake",
+        description="A folder, below the home folder, or the URL of an object store, `s3://bucket/prefix`. Its "
+        "credentials come from the environment, as its own tools have them (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, "
+        "…): see [the lake in an object store](lake.md).",
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _holds_no_secret(cls, path: str) -> str:
+        if "://" in path and re.search("[@?#]", path):
+            raise ValueError("a URL here is scheme://bucket/prefix; credentials and options belong in the environment")
+        return path.rstrip("/")
 
 
 class EngineConfig(_Model):
@@ -171,7 +189,7 @@ class Config(_Model):
     control: ControlConfig = Field(default=ControlConfig())
     mlflow: MlflowConfig = Field(default=MlflowConfig())
     log: LogConfig = Field(default=LogConfig())
-    lake: LakeSettings = Field(default=LakeSettings())
+    lake: LakeConfig = Field(default=LakeConfig())
     promotion: PromotionSettings = Field(default=PromotionSettings())
     engines: tuple[EngineConfig, ...] = Field(default=())
     policies: dict[str, PolicyConfig] = Field(default={})

@@ -80,7 +80,7 @@ def _target(options: argparse.Namespace) -> tuple[str, str, str, Path]:
     policy = options.policy or next(iter(config.policies), "")
     if policy not in config.policies:
         raise PipelineError(f'{options.config} has no policy "{policy}": it has {", ".join(config.policies) or "none"}')
-    home = Home.at(config.everloop.home)
+    home = Home.of(config)
     where = addresses.load(home)
     if not key:
         token = secrets.load_or_create(home.run / "secrets.json").control_token

@@ -118,7 +118,7 @@ def models(config: Config) -> Iterator[Check]:
 def gates(config: Config, home: Path) -> Iterator[Check]:
     """The files with suites of the user's own, where there are any; reading one takes seconds."""
     for name, policy in config.policies.items():
-        path = Home(home).suites(policy.gate.suites)
+        path = Home.at(home).suites(policy.gate.suites)
         if path.exists() or policy.gate.suites is not None:
             said = _suites(name, policy.gate, path)
             yield Check(f"gate of {name}", not said, str(path), said)

@@ -23,7 +23,7 @@ def status(config: Config) -> dict:
 
     `policies` has each policy's desired version, whether the fleet converged on it, its last run and its next look.
     """
-    home = Home.at(config.everloop.home)
+    home = Home.of(config)
     supervisor = Supervisor(home)
     problems: list[str] = []
     fleet: dict = {"policies": [], "engines": [], "converged": {}}

@@ -43,7 +43,7 @@ class Stack:
 
     def __init__(self, config: Config, config_path: Path, tell: Tell = lambda part, doing: None) -> None:
         self.config, self.config_path = config, config_path.resolve()
-        self.home = Home.at(config.everloop.home)
+        self.home = Home.of(config)
         self.supervisor = Supervisor(self.home)
         self._tell = tell
 

@@ -32,7 +32,7 @@ class Machine:
     def __init__(self, path: Path, policy: str) -> None:
         self.path, self.policy = path, policy
         self.config = load(path, {})
-        self.home = Home.at(self.config.everloop.home)
+        self.home = Home.of(self.config)
         self.stack = Stack(self.config, path)
         self.runs = Runs(self.home.database)
         self.killed: dict[str, int] = {}

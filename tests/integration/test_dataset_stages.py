@@ -31,7 +31,7 @@ def made(tmp_path: Path) -> Iterator[tuple[LocalStages, Home, Runs]]:
     """The stages of a policy with 40 turns of one key, of which every second one was accepted."""
     (tmp_path / "everloop.toml").write_text(GOOD)
     config = load(tmp_path / "everloop.toml", {})
-    home = Home.at(config.everloop.home).create()
+    home = Home.of(config).create()
     names = [f"t{number:02}" for number in range(40)]
     fields = {"policy": "helper", "answer": ANSWER, "output_tokens": 3}
     land(home.lake, "turns", *[turn(name, finished_at=NOW - 100 + n, **fields) for n, name in enumerate(names)])

@@ -32,7 +32,7 @@ class Lingering(Scripted):
 def test_a_loop_that_is_stopped_within_a_stage_is_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "everloop.toml").write_text(GOOD)
     config = load(tmp_path / "everloop.toml", {})
-    home = Home.at(config.everloop.home).create()
+    home = Home.of(config).create()
     addresses.choose(config, home, kafka=False)
     note = tmp_path / "pid"
     loop = Loop(config, home, lambda *parts: Lingering(parts[6], note))

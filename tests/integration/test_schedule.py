@@ -37,7 +37,7 @@ def config_path(tmp_path: Path) -> Path:
 
 def synced(config: Config, config_path: Path) -> dict[str, float]:
     """Next looks by policy after one scheduler came and went."""
-    database = Home.at(config.everloop.home).database
+    database = Home.of(config).database
     database.parent.mkdir(parents=True, exist_ok=True)
     scheduler = build(config, config_path, database)
     scheduler.start(paused=True)
@@ -69,7 +69,7 @@ def test_cron_is_a_trigger(config_path: Path) -> None:
 
 
 def test_a_standby_takes_over_and_sigterm_gives_the_lease_up(config_path: Path, tmp_path: Path) -> None:
-    database = Home.at(load(config_path, {}).everloop.home).database
+    database = Home.of(load(config_path, {})).database
     command = [sys.executable, "-m", "pipelines.schedule", "--config", str(config_path)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     processes: list[subprocess.Popen[bytes]] = []
