@@ -3,7 +3,7 @@ asks for them. No test depends on how fast the machine is: Hypothesis's own limi
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.agent_stage", "tests.engines", "tests.kafka", "tests.mlflow_server"]
+pytest_plugins = ["tests.agent_stage", "tests.engines", "tests.kafka", "tests.mlflow_server", "tests.s3"]
 
 settings.register_profile("everloop", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everloop")

@@ -7,6 +7,7 @@ import pytest
 from pipelines.config import Config, load
 from pipelines.config.reference import render
 from pipelines.errors import ConfigError
+from pipelines.home import Home
 
 GOOD = """
 [everloop]
@@ -51,6 +52,29 @@ def test_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:
     without = load(written(tmp_path, GOOD.replace('home = "here"', "")), {})
     assert without.everloop.home == tmp_path / "everloop-home"
     assert load(written(tmp_path, GOOD.replace('"here"', '"/else/where"')), {}).everloop.home == Path("/else/where")
+
+
+@pytest.mark.parametrize(
+    ("named", "place"),
+    [
+        (None, "here/lake"),
+        ("tables", "here/tables"),
+        ("/else/where/", "/else/where"),
+        ("s3://bucket/a prefix/", "s3://bucket/a prefix"),
+    ],
+)
+def test_the_lake_is_below_the_home_folder_or_at_a_url(tmp_path: Path, named: str | None, place: str) -> None:
+    text = GOOD + (f'\n[lake]\npath = "{named}"\n' if named else "")
+    found = Home.of(load(written(tmp_path, text), {})).lake
+    assert found == (place if "://" in place else tmp_path / place)
+
+
+def test_a_url_with_credentials_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    for url in ("s3://key:hush@bucket/lake", "s3://bucket/lake?secret=hush"):
+        (said,) = problems(tmp_path, f'{GOOD}\n[lake]\npath = "{url}"\n')
+        assert said.startswith("lake.path: ")
+        assert "environment" in said
+        assert "hush" not in said
 
 
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
