@@ -8,8 +8,8 @@ for an old value stays in a page until the page is used again.
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ingest.contracts.erasure import TARGETS, erasure_digest
@@ -66,11 +66,16 @@ def mentions(path: Path, goal: Digests) -> bool:
 
 
 def overwrite(files: Iterable[Path], goal: Digests) -> int:
-    """The ids in these files, in place; how many there were."""
+    """The ids in these files, in place; how many there were. Raises `PipelineError` where one may not be written to."""
     found = 0
     for path in files:
-        with suppress(FileNotFoundError):  # gone meanwhile, with what it held
+        try:
             found += _overwritten(path, goal)
+        except FileNotFoundError:
+            pass  # gone meanwhile, with what it held
+        except OSError as error:
+            said = f"{path} cannot be cleaned ({error.strerror}): let this user write to it, or remove it"
+            raise PipelineError(said) from error
     return found
 
 
@@ -97,16 +102,17 @@ def _covers(match: re.Match[bytes], goal: Digests) -> bool:
     return any(erasure_digest(target, match[0].decode()) in goal for target in TARGETS)
 
 
-def _opened(path: Path) -> closing[sqlite3.Connection]:
-    return closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None))
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as db:
+            yield db
+    except sqlite3.OperationalError as error:
+        raise PipelineError(f"{path} cannot be cleaned now: {error}") from error
 
 
 def _compact(db: sqlite3.Connection, path: Path) -> None:
     """Every page anew, and the write-ahead log emptied."""
-    try:
-        db.execute("VACUUM")
-        busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-    except sqlite3.OperationalError as error:
-        raise PipelineError(f"{path} cannot be cleaned now: {error}") from error
-    if busy:
+    db.execute("VACUUM")
+    if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
         raise PipelineError(f"{path} cannot be cleaned now: somebody is reading it")

@@ -45,7 +45,7 @@ def test_a_file_that_is_replaced_meanwhile_is_not_damaged_and_cleaned_as_well(tm
     assert snapshot.read_text() == f'["{"x" * 32}"]'
 
 
-def test_an_opt_out_goes_beside_a_control_that_runs_and_waits_for_one_that_reads(
+def test_an_opt_out_goes_beside_a_control_that_runs_and_waits_for_one_that_reads_or_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftovers, "_BUSY_SECONDS", 0.1)
@@ -63,3 +63,14 @@ def test_an_opt_out_goes_beside_a_control_that_runs_and_waits_for_one_that_reads
         control.execute("SELECT * FROM opted_out").fetchone()
         with pytest.raises(PipelineError, match="cannot be cleaned now"):
             clean_control(path, GOAL)
+        control.execute("ROLLBACK")
+        control.execute("BEGIN IMMEDIATE")
+        with pytest.raises(PipelineError, match="cannot be cleaned now: database is locked"):
+            clean_control(path, {erasure_digest("subject", BEN): "subject"})
+
+
+def test_a_file_that_may_not_be_written_to_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        PipelineError, match=f"{tmp_path} cannot be cleaned .Is a directory.: let this user write to it"
+    ):
+        overwrite([tmp_path], GOAL)
