@@ -54,7 +54,7 @@ def furnished(filled: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home folder with everything that may name somebody."""
     root = tmp_path_factory.mktemp("whole") / "home"
     shutil.copytree(filled.root, root)
-    folders = Folders(root).create()
+    folders = Folders.at(root).create()
     for name, parent, dataset_id in (("c1", "base", "d1"), ("c2", "c1", None), ("c3", "base", "other")):
         folder = make_checkpoint(folders.checkpoints, name, policy="helper", parent=parent)
         if dataset_id:
@@ -102,7 +102,7 @@ def home(furnished: Path, tmp_path: Path) -> Home:
 @pytest.fixture
 def whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> tuple[Folders, Forgetting, str]:
     """Its folders, its forgetting, and the registry."""
-    folders = Folders(home.root)
+    folders = Folders.at(home.root)
     uri = registry_of(folders)
     monkeypatch.setattr(forgetting, "mlflow_url", lambda home: uri)
     (home.root / "questions.jsonl").write_text(

@@ -32,7 +32,7 @@ def alter(broker: Broker, topic: str, **changes: str) -> None:
 
 
 def test_a_receipt_waits_for_the_topics_retention_and_files(broker: Broker, tmp_path: Path):
-    home, log = Home(tmp_path).create(), settings(broker, partitions=1)
+    home, log = Home.at(tmp_path).create(), settings(broker, partitions=1)
     where = Addresses(ports={}, kafka=broker.bootstrap)
     (home.run / "ports.json").write_bytes(msgspec.json.encode(where))
     ensure_topic(log)
