@@ -136,6 +136,7 @@ def produce(spool: str, bootstrap: str, topic: str) -> dict[str, float]:
 
 def land(spool: str, lake: str, bootstrap: str = "", topic: str = "") -> dict[str, float]:
     """From the log into a new lake: the embedded one, or with `bootstrap` a topic. Upkeep is a stage of its own."""
+    import ingest.kafka_log  # noqa: F401 - which landing imports when it needs it
     from ingest.lake import TURNS, open_table
     from ingest.land import land as land_all
 
