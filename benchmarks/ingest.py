@@ -7,7 +7,7 @@ ratio that says how much of it is ours, whatever else the machine does.
 1. `log`, in rounds: appends to a spool (SQLite alone); landing from it (delta-rs alone); forwarding (kafka-python
    alone); landing from Kafka;
 2. `join`: attribution and rewards of a million turns and 300,000 signals;
-3. `freeze`: a dataset, and its rows written by Parquet alone;
+3. `freeze`: a dataset, and its columns of the lake read and its rows written by Parquet alone;
 4. `memory`: the peak of each stage with one and with ten times as much before it;
 5. `size`: bytes a token at rest; and what sessions take that land turn by turn, before and after upkeep.
 

@@ -206,7 +206,7 @@ def freeze(lake: str, datasets: str, turns: int, now: float) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     from ingest.datasets import ROWS_FILE
-    from ingest.datasets import freeze as freeze_one
+    from ingest.freeze import freeze as freeze_one
 
     timer = _Timer()
     report = freeze_one(

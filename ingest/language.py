@@ -28,6 +28,10 @@ def language(text: str) -> str | None:
 @lru_cache(maxsize=1)
 def _identifier() -> "LanguageIdentifier":
     # Half a second, which a reader of datasets does not pay.
+    import numpy as np
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    found = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    # The very numbers that it is scored with: converted for each text, they cost a quarter of its time.
+    found.nb_ptc = found.nb_ptc.astype(np.float32)
+    return found

@@ -15,7 +15,8 @@ from ingest.attribution import Cut
 from ingest.config import AttributionSettings, LakePlace, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import FileEntry
-from ingest.datasets import MANIFEST, reader, write_rows
+from ingest.datasets import MANIFEST
+from ingest.freeze import reader, write_rows
 from ingest.lake import at_version, dataset
 from ingest.rewards import specification
 

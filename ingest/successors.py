@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from ingest.contracts.dataset import DatasetManifest, GateCheck, Succession
 from ingest.contracts.erasure import TARGETS, erasure_digest
 from ingest.contracts.files import FileEntry, digest_file, read_manifest, sync, verify_files, write_atomically
-from ingest.datasets import CANDIDATE, MANIFEST, write_groups
+from ingest.datasets import CANDIDATE, MANIFEST
+from ingest.row_groups import write_groups
 
 Digests = Mapping[str, str]
 """Digest → target of what is to go."""

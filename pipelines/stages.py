@@ -94,7 +94,7 @@ class LocalStages:
         """The candidate dataset, as of the cut."""
         s = self._settings
         return self._ingest(
-            "ingest.datasets:freeze",
+            "ingest.freeze:freeze",
             lake=self._home.lake,
             datasets=self._home.datasets,
             policy=self._policy,

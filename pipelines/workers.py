@@ -38,7 +38,7 @@ ATTEMPTS = 2
 """How often a call is made when its worker is killed under it."""
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "ingest": ("ingest.land", "ingest.attribution", "ingest.datasets", "ingest.gate"),
+    "ingest": ("ingest.land", "ingest.attribution", "ingest.freeze", "ingest.gate"),
     "trainer": ("trainer.stage",),
     "promotion": ("promotion.registry", "evaluation.stage"),
 }

@@ -10,7 +10,10 @@ import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
 from ingest.contracts.arrays import pack_ids, pack_logprobs
+from ingest.contracts.dataset import DatasetManifest
+from ingest.contracts.files import read_manifest, verify_files
 from ingest.contracts.turn import Turn
+from ingest.datasets import MANIFEST
 from ingest.derived import derive
 from ingest.lake import SCHEMAS, open_table
 
@@ -90,6 +93,13 @@ def as_event(row: dict[str, Any]) -> Turn:
     """The event that the turn landed from, as far as a row of `turn` tells."""
     known = {name: row[name] for name in Turn.__struct_fields__ if name in row}
     return Turn(**known | {"sampling": {}, "weight_versions": (), "engine_id": ""})
+
+
+def read_rows(dataset: Path, manifest: str = MANIFEST) -> pa.Table:
+    """The rows of a dataset's folder, which are those that the manifest names."""
+    entry = read_manifest(dataset, DatasetManifest, manifest).rows
+    verify_files(dataset, (entry,))
+    return pq.read_table(dataset / entry.path)
 
 
 def mentions(folder: Path, *words: str) -> list[tuple[str, str]]:

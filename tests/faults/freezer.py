@@ -15,7 +15,8 @@ from benchmarks.engine import MODEL
 from ingest.config import AttributionSettings, DatasetSettings, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import read_manifest, write_manifest
-from ingest.datasets import CANDIDATE, MANIFEST, freeze
+from ingest.datasets import CANDIDATE, MANIFEST
+from ingest.freeze import freeze
 
 ATTRIBUTION = AttributionSettings(fresh_seconds=1e9, history_seconds=1e9)
 """Clocks jump by days here: no turn is too old for that."""

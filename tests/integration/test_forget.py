@@ -20,12 +20,14 @@ from ingest.contracts.feedback import Feedback, Kind
 from ingest.contracts.files import read_manifest
 from ingest.contracts.ids import keyed_hash
 from ingest.contracts.turn import Finish, Span, Turn
-from ingest.datasets import CANDIDATE, freeze, read_rows
+from ingest.datasets import CANDIDATE
+from ingest.freeze import freeze
 from ingest.lake import ERASURES, FEEDBACK, TURNS, read
 from ingest.land import land
 from ingest.receipts import Receipts
 from ingest.spool import Spool
 from tests.forgetting import mentions
+from tests.lakes import read_rows
 
 pytestmark = pytest.mark.integration
 

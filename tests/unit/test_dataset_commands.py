@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 from ingest.config import AttributionSettings, DatasetSettings, RewardSettings
 from ingest.contracts.dataset import DatasetManifest, GateCheck
 from ingest.contracts.files import read_manifest, write_manifest
-from ingest.datasets import CANDIDATE, freeze
+from ingest.datasets import CANDIDATE
+from ingest.freeze import freeze
 from pipelines.cli import app, main
 from tests.lakes import feedback, land, turn
 from tests.unit.test_config import GOOD

@@ -4,30 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.baselines import COUNT_CAP, SPAN, moving_average
+from ingest.chosen import DatasetError
 from ingest.config import AttributionSettings, DatasetSettings, RewardSettings
 from ingest.contracts.dataset import Baseline, DatasetManifest
-from ingest.contracts.errors import ContractError
 from ingest.contracts.files import read_manifest, write_manifest
-from ingest.datasets import (
-    CANDIDATE,
-    ROWS,
-    CandidateReport,
-    DatasetError,
-    _groups,
-    freeze,
-    newest_dataset,
-    read_rows,
-    used_turns,
-)
+from ingest.datasets import CANDIDATE, ROWS, newest_dataset, used_turns
+from ingest.freeze import CandidateReport, freeze
 from ingest.rewards import specification_digest
-from tests.lakes import feedback, land, turn
+from tests.lakes import feedback, land, read_rows, turn
 
 
 def cut(lake: Path, dataset_id: str, max_turns: int = 100, now: float = 1000.0, datasets: str = "datasets") -> Any:
@@ -207,19 +196,6 @@ def test_torn_arrays_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "datasets" / "p" / "d1" / CANDIDATE).exists()
 
 
-def test_a_trainer_reads_accepted_and_unchanged_rows_only(tmp_path: Path) -> None:
-    judged(tmp_path, "a")
-    cut(tmp_path, "d1")
-    folder = tmp_path / "datasets" / "p" / "d1"
-    with pytest.raises(ContractError, match="never completed"):
-        read_rows(folder)
-    accept(tmp_path, "d1")
-    assert read_rows(folder).num_rows == 1
-    (folder / "rows.parquet").write_bytes((folder / "rows.parquet").read_bytes() + b" ")
-    with pytest.raises(ContractError, match="differs from its manifest"):
-        read_rows(folder)
-
-
 def test_the_newest_dataset_is_the_accepted_one_of_the_last_cut(tmp_path: Path) -> None:
     judged(tmp_path, "a")
     cut(tmp_path, "z")
@@ -249,21 +225,6 @@ def test_a_long_average_follows_the_newest_and_caps_its_count() -> None:
     assert moving_average([]) == Baseline(mean=0.0, count=0.0)
 
 
-@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 9))
-def test_row_groups_are_the_same_wherever_the_batches_end(lengths: list[int], batch_rows: int) -> None:
-    arrays = {"prompt_ids": [[1] * n for n in lengths], "output_ids": [[2]] * len(lengths)}
-    table = pa.table(arrays, pa.schema([(name, pa.list_(pa.int32())) for name in arrays]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ingest.datasets._GROUP_ROWS", 5)
-        patch.setattr("ingest.datasets._GROUP_TOKENS", 60)
-        groups = list(_groups(iter(table.to_batches(batch_rows))))
-        assert [g.num_rows for g in groups] == [g.num_rows for g in _groups(iter(table.to_batches()))]
-    assert pa.concat_tables([table.slice(0, 0), *groups]).equals(table)
-    for group in groups[:-1]:
-        tokens = pa.compute.sum(pa.compute.list_value_length(group["prompt_ids"])).as_py() + group.num_rows
-        assert group.num_rows == 5 or 60 <= tokens <= 60 + 41
-
-
 def test_the_language_of_answers_is_in_the_rows_and_its_shares_in_the_statistics(tmp_path: Path) -> None:
     said = {
         "a": ("chat", '{"content": "Yes, that is right, and thank you for asking."}'),
@@ -283,7 +244,7 @@ def test_the_language_of_answers_is_in_the_rows_and_its_shares_in_the_statistics
 
 
 def test_of_a_large_dataset_some_answers_tell_the_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingest.datasets.LOOKED_AT", 3)
+    monkeypatch.setattr("ingest.chosen.LOOKED_AT", 3)
     names = "abcdefgh"
     english = '{"content": "I think that the train leaves at noon."}'
     land(tmp_path, "turns", *[turn(name, finished_at=100.0 + i, answer=english) for i, name in enumerate(names)])

@@ -11,8 +11,9 @@ from ingest.attribution import Cut, attributed
 from ingest.config import AttributionSettings, DatasetSettings, ImplicitSettings, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import read_manifest, write_manifest
-from ingest.datasets import CANDIDATE, freeze
+from ingest.datasets import CANDIDATE
 from ingest.explain import Explanation, UnknownTurn, explain
+from ingest.freeze import freeze
 from pipelines.cli import app
 from tests.conversations import OPENING, calls, result, says, talk, user
 from tests.lakes import feedback, land, turn

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from ingest import sorted_runs
 from ingest.config import AttributionSettings, DatasetSettings, ImplicitSettings, RewardSettings
 from ingest.contracts.dataset import DatasetManifest
-from ingest.datasets import freeze
+from ingest.freeze import freeze
 from ingest.lake import FEEDBACK, TURNS, open_table
 from ingest.refreeze import NotReproducible, refreeze
 from ingest.sorted_runs import merge

@@ -11,8 +11,10 @@ from ingest.contracts.dataset import Baseline, DatasetManifest, GateCheck
 from ingest.contracts.erasure import erasure_digest
 from ingest.contracts.errors import ContractError
 from ingest.contracts.files import FileEntry, digest_file, read_manifest, write_manifest
-from ingest.datasets import CANDIDATE, MANIFEST, ROWS, read_rows, write_groups
+from ingest.datasets import CANDIDATE, MANIFEST, ROWS
+from ingest.row_groups import write_groups
 from ingest.successors import erase_dataset, erase_pages, succeeded, turns_within
+from tests.lakes import read_rows
 
 ANNA = {erasure_digest("subject", "anna"): "subject"}
 

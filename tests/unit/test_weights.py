@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from ingest.attribution import AgeRate, Cut, attribute, joined
 from ingest.config import AttributionSettings, DatasetSettings, RewardSettings, WeightSettings
-from ingest.datasets import CANDIDATE, freeze, read_rows
+from ingest.datasets import CANDIDATE
+from ingest.freeze import freeze
 from ingest.weights import choose
-from tests.lakes import as_arrow, feedback, land, turn
+from tests.lakes import as_arrow, feedback, land, read_rows, turn
 
 RULES = AttributionSettings(window_seconds=60, fresh_seconds=10_000)
 CAP = 2.0
