@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _WAITING_BYTES = 64 << 20
 _READ_ROWS = 512
+_BY_PAGES = pyarrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False)
+"""Otherwise a whole row group is read ahead, which may be a file of 128 MB."""
 _NEVER = np.iinfo(np.int64).max
 
 _STANDS = pa.schema([("turn_id", pa.string()), ("sample", pa.int32()), ("row_group", pa.int32()), ("row", pa.int64())])
@@ -167,7 +169,11 @@ def _read(source: _Source, schema: pa.Schema, stride: int) -> Iterator[Placed]:
     """Its chosen rows: columns `_OF_THE_LAKE`, and the language of the answer at every `stride`th place."""
     begin = 0
     for batch in source.group.to_batches(
-        schema, columns=[*_OF_THE_LAKE, "answer"], batch_size=_READ_ROWS, batch_readahead=2
+        schema,
+        columns=[*_OF_THE_LAKE, "answer"],
+        batch_size=_READ_ROWS,
+        batch_readahead=2,
+        fragment_scan_options=_BY_PAGES,
     ):
         first, last = np.searchsorted(source.rows, (begin, begin + batch.num_rows))
         if first < last:
