@@ -26,7 +26,7 @@ from ingest.language import LOOKED_AT, language
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_WAITING_BYTES = 64 << 20
+_WAITING_BYTES = 128 << 20
 _READ_ROWS = 512
 _BY_PAGES = pyarrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False)
 """Otherwise a whole row group is read ahead, which may be a file of 128 MB."""
