@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
+from ingest.config import LakePlace
 from ingest.contracts.arrays import pack_ids, pack_logprobs
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import read_manifest, verify_files
@@ -77,7 +78,7 @@ def feedback(target_id: str, kind: str = "accept", **changes: Any) -> dict[str, 
     return row | changes
 
 
-def land(lake: Path, table: str, *rows: dict[str, Any]) -> None:
+def land(lake: LakePlace, table: str, *rows: dict[str, Any]) -> None:
     """Append rows to a table of the lake."""
     write_deltalake(open_table(lake, table), as_arrow(table, rows), mode="append")
 
