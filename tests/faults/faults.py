@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import struct
 import subprocess
 import time
 from collections import Counter
@@ -107,13 +106,13 @@ class Faults:
         """One process's clock is off from now on."""
         part = self._random.choice(list(self._machine.parts.values()))
         off = self._random.choice(_JUMPS) * self._random.uniform(-1, 1)
-        part.clock.write_bytes(struct.pack("d", off))
+        part.set_clock(off)
         self._count(self.others, _JUMPED)
 
     def right_clocks(self) -> None:
         """All of them."""
         for part in self._machine.parts.values():
-            part.clock.write_bytes(struct.pack("d", 0.0))
+            part.set_clock(0.0)
 
     def pause_lander(self, seconds: float) -> None:
         """One lander stands still, and goes on later as if nothing had happened: a zombie."""
