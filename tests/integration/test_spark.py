@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from ingest.attribution import STATES, Cut, attributed
-from ingest.config import AttributionSettings, ImplicitSettings, RewardSettings
+from ingest.config import AttributionSettings, ImplicitSettings, RewardSettings, WeightSettings
 from ingest.contracts.erasure import erasure_digest
 from ingest.contracts.feedback import ImplicitRule
+from ingest.weights import choose
 from tests.conversations import OPENING, calls, result, says, talk, user
 from tests.lakes import feedback, land
 
@@ -25,14 +26,19 @@ SMALL = {
     "spark.sql.codegen.wholeStage": "false",
 }
 """For few rows: what Spark does to be quick on many costs it more than the join does."""
-TABLES = ("attributed", "signal", "turn", "implicit", "version_age")
+TABLES = ("attributed", "signal", "turn", "implicit", "version_age", "propensity", "candidate", "chosen")
 RULES = AttributionSettings(
     window_seconds=12, settle_seconds=2, retry_seconds=6, fresh_seconds=30, fresh_versions=1, trusted_keys=("trusted",)
 )
+CAPS = WeightSettings(subject_turns=1.5, key_turns=2.0, propensity_clip=1.25)
 REWARDS = (
-    RewardSettings(segment="metadata:kind", limit=0.7, score_scale=0.3),
-    RewardSettings(segment="key", implicit=ImplicitSettings(**dict.fromkeys(map(str, ImplicitRule), -0.3))),
+    RewardSettings(segment="metadata:kind", limit=0.7, score_scale=0.3, weights=CAPS),
+    RewardSettings(
+        segment="key", weights=CAPS, implicit=ImplicitSettings(**dict.fromkeys(map(str, ImplicitRule), -0.3))
+    ),
 )
+MAX_TURNS = 25
+"""Fewer than are ready."""
 CUT = Cut(26.0, 22.0)
 
 
@@ -115,10 +121,11 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(lake: Path, engine: Any, rewards: RewardSettings, scratch: Path) -> dict[str, Counter]:
-    """Each table as what its rows are, whatever their order."""
+    """Each table as what its rows are, whatever their order; those of a dataset and its weights too."""
     rules = RULES.model_copy(update={"engine": engine, "spark": SMALL})
     used = [("1 t0", 0), ("2 t0", 0)]
     with attributed(lake, "p", rules, rewards, CUT, used, scratch) as join:
+        choose(join, rewards, MAX_TURNS)
         found = {}
         for table in TABLES:
             names = sorted(name for name, *_ in join.execute(f"DESCRIBE {table}").fetchall())
@@ -140,3 +147,6 @@ def test_there_are_cases_of_every_kind(lake: Path, tmp_path: Path) -> None:
     seen = " ".join(row for tables in found for table in ("attributed", "signal") for row in tables[table])
     statuses = {"counted", "revised", "duplicate", "conflicting", "unauthorised", "late", "worthless"}
     assert [word for word in {*STATES, *statuses, *map(str, ImplicitRule)} if f"'{word}'" not in seen] == []
+    weights = {float(row.rpartition(" ")[2].rstrip(")")) for tables in found for row in tables["chosen"]}
+    assert min(weights) < 1 / CAPS.propensity_clip < 1 < max(weights) == CAPS.propensity_clip
+    assert all(tables["chosen"].total() == MAX_TURNS < tables["candidate"].total() for tables in found)
