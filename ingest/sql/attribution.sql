@@ -152,11 +152,15 @@ FROM judged WHERE verdict <> 'counted';
 
 -- Weight versions by their last use: 0 is the newest.
 CREATE TEMP TABLE version_age AS
-WITH span AS (
-    SELECT finished_at, explode(weight_versions) AS s FROM turn WHERE arm <> 'evaluation'
+WITH mix AS (
+    SELECT weight_versions, max(finished_at) AS last_seen, min(finished_at) AS first_seen
+    FROM turn WHERE arm <> 'evaluation' GROUP BY weight_versions
+),
+span AS (
+    SELECT last_seen, first_seen, explode(weight_versions) AS s FROM mix
 ),
 seen AS (
-    SELECT s.version AS version, max(finished_at) AS last_seen, min(finished_at) AS first_seen
+    SELECT s.version AS version, max(last_seen) AS last_seen, min(first_seen) AS first_seen
     FROM span GROUP BY s.version
 )
 SELECT version, row_number() OVER (ORDER BY last_seen DESC, first_seen DESC, version DESC) - 1 AS age FROM seen;
@@ -172,13 +176,14 @@ WITH heard AS (
     FROM signal WHERE status IN ('counted', 'revised')
     GROUP BY turn_id, sample
 ),
+-- Many turns have the same spans.
 span AS (
-    SELECT turn_id, sample, explode(weight_versions) AS s FROM turn
+    SELECT weight_versions, explode(weight_versions) AS s FROM (SELECT DISTINCT weight_versions FROM turn)
 ),
 oldest AS (
-    SELECT span.turn_id, span.sample, max(v.age) AS age
+    SELECT span.weight_versions, max(v.age) AS age
     FROM span JOIN version_age v ON span.s.version = v.version
-    GROUP BY span.turn_id, span.sample
+    GROUP BY span.weight_versions
 ),
 placed AS (
     SELECT
@@ -200,7 +205,7 @@ placed AS (
     FROM turn t
     LEFT JOIN heard h ON t.turn_id = h.turn_id AND t.sample = h.sample
     LEFT JOIN retried r ON t.turn_id = r.turn_id AND t.sample = r.sample
-    LEFT JOIN oldest o ON t.turn_id = o.turn_id AND t.sample = o.sample
+    LEFT JOIN oldest o ON t.weight_versions = o.weight_versions
 )
 SELECT
     p.*,
