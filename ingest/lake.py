@@ -112,7 +112,7 @@ def open_table(lake: LakePlace, name: str) -> DeltaTable:
         except DeltaError:
             if not exists(lake, name):  # not even by another process, just now
                 raise
-    table = _newest(where)
+    table = newest(where)
     missing = set(SCHEMAS[name].names) - {field.name for field in table.schema().fields}
     if missing:
         raise LakeError(
@@ -122,8 +122,9 @@ def open_table(lake: LakePlace, name: str) -> DeltaTable:
     return table
 
 
-def _newest(where: str) -> DeltaTable:
-    """An erasure may clear the log between a reader's look at it and the reading: then once more."""
+def newest(where: str) -> DeltaTable:
+    """The table at its newest version. An erasure may clear the log between a reader's look and the reading: then once
+    more."""
     for _ in range(_OPENINGS):
         with contextlib.suppress(DeltaError):
             return DeltaTable(where)
@@ -159,7 +160,7 @@ def dataset(table: DeltaTable) -> pyarrow.dataset.Dataset:
     if kind == "s3":  # what Arrow does not find in the environment by itself
         named = {"endpoint_override": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
         given = {option: os.environ[name] for option, name in named.items() if name in os.environ}
-        return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(folder, S3FileSystem(**given)))
+        return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(unquote(folder), S3FileSystem(**given)))
     return table.to_pyarrow_dataset()
 
 

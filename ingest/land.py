@@ -76,15 +76,17 @@ def land(
     outlive(lake, log.retention_days)
     relanded = reland_rejects(lake, lander.erasures, screen)
     reader = open_log(log, spool, lake)
-    lander.take_all(reader.batches(lander.after))
+    try:
+        lander.take_all(reader.batches(lander.after))
+    finally:
+        if lander.deleted:  # whatever else happened: nobody else knows of it
+            upkeep(lake, settings, time.time(), datasets=datasets, erase=True)
     if reader.lost:
         logger.error("%d events were removed from the log before they were landed: it keeps too little", reader.lost)
     if log.kind == "embedded":  # with Kafka the forwarder removes what the broker has
         done = landed(lake, [folder.spool_id for folder in folders(spool)])
         retain(spool, done, older_than=time.time() - log.retention_days * 86400)
-    if lander.deleted:
-        upkeep(lake, settings, time.time(), datasets=datasets, erase=True)
-    else:
+    if not lander.deleted:
         upkeep_if_due(lake, settings, time.time(), datasets=datasets, living=reader.living())
     versions = {name: open_table(lake, name).version() for name in _ORDER}
     return LandReport(lander.rows, lander.erased, reader.watermark(), versions, reader.lost, relanded)

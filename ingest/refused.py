@@ -61,11 +61,8 @@ def send_again(root: Path) -> int:
 
 
 def forget_refused(root: Path, covered: Callable[[bytes], bool]) -> int:
-    """Removes those whose event is `covered` by an erasure; how many they were. What a forwarder that was killed left
-    half written goes as well, whoever it is of: its event is on the spool still."""
+    """Removes those whose event is `covered` by an erasure; how many they were."""
     found = 0
-    for path in (root / _FOLDER).glob(".*"):
-        path.unlink(missing_ok=True)
     for path in refused_files(root):
         if covered(msgspec.msgpack.decode(path.read_bytes(), type=Refused).payload):
             path.unlink()

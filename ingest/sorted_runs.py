@@ -28,10 +28,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSystem
 
-from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, WATERMARKS, dataset
+from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, WATERMARKS, dataset, newest
 
 LEVELS = 3
 ORDER: dict[str, tuple[str, str]] = {
@@ -89,7 +90,7 @@ def runs_of(snapshot: DeltaTable) -> list[Run]:
 def merge(snapshot: DeltaTable, table: str) -> bool:
     """One merge, of the lowest level that is due for it; whether there was one. Ask a new snapshot for the next.
 
-    Raises `DeltaError` or `FileNotFoundError` where another writer came first; nothing is left behind then.
+    Raises `DeltaError` or `FileNotFoundError` where another writer came first; what was written is removed then.
     """
     runs = [run for run in runs_of(snapshot) if run.size < _RUN_BYTES // 2]
     for level in range(LEVELS):
@@ -154,6 +155,7 @@ def _rewrite(snapshot: DeltaTable, table: str, filesystem: FileSystem, runs: lis
     schema = pa.schema(snapshot.schema().to_arrow())
     streams = [_slices(filesystem, run, schema) for run in runs]
     written: list[str] = []
+    committing = False
     try:
         _write(filesystem, written, runs[0].level + 1, schema, _groups(in_order(streams, ORDER[table])))
         added = [_added(filesystem, path, schema) for path in written]
@@ -163,14 +165,22 @@ def _rewrite(snapshot: DeltaTable, table: str, filesystem: FileSystem, runs: lis
             for path, size in run.files.items()
         ]
         one_at_a_time = CommitProperties(app_transactions=[Transaction(_MERGES, snapshot.version() + 1, _now())])
+        committing = True
         snapshot.create_write_transaction(
             [*added, *gone], mode="append", schema=snapshot.schema(), commit_properties=one_at_a_time
         )
-    except Exception:
-        # What a commit names stays, even one that failed once it was there.
-        for path in set(written) - {named for named, _, _ in _files(DeltaTable(snapshot.table_uri))}:
-            filesystem.delete_file(path)
+    except Exception as error:
+        # Of a commit that ended otherwise than by refusal nobody knows yet whether it is there: vacuum will.
+        if not committing or isinstance(error, CommitFailedError):
+            _remove(snapshot, filesystem, written)
         raise
+
+
+def _remove(snapshot: DeltaTable, filesystem: FileSystem, written: list[str]) -> None:
+    """What a commit names stays, even one that failed once it was there."""
+    for path in set(written) - {named for named, _, _ in _files(newest(snapshot.table_uri))}:
+        with contextlib.suppress(FileNotFoundError):  # an erasure was quicker
+            filesystem.delete_file(path)
 
 
 def _slices(filesystem: FileSystem, run: Run, schema: pa.Schema) -> Iterator[pa.Table]:

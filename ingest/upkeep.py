@@ -53,7 +53,7 @@ def upkeep(
 
     Versions that a manifest below `datasets` names are kept for `reproducible_days` after its cut. `erase`: after
     deletes: no version before them can be read any more, and neither a file nor the log keeps what they removed. What
-    an append writes meanwhile, to be refused by the fence, is spared: call it again later.
+    an append writes meanwhile, to be refused by the fence, is spared: a receipt calls it again before it is complete.
 
     Raises `LandError` where other writers win every time.
     """
@@ -81,6 +81,8 @@ def upkeep(
             _checkpoint(table)
         except (DeltaError, FileNotFoundError) as error:
             logger.info("table %s is left to the next upkeep, another writer came first: %s", name, error)
+        except (pa.ArrowException, OSError) as error:
+            logger.error("table %s is not looked after, a file of it cannot be read: %s", name, error)
 
 
 def upkeep_if_due(

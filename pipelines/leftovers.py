@@ -81,7 +81,7 @@ def overwrite(files: Iterable[Path], goal: Digests) -> int:
 
 def _overwritten(path: Path, goal: Digests) -> int:
     found = 0
-    while True:
+    while mentions(path, goal):
         with path.open("r+b") as file:
             places = [match for match in ID.finditer(file.read()) if _covers(match, goal)]
             for match in places:
@@ -91,6 +91,7 @@ def _overwritten(path: Path, goal: Digests) -> int:
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return found
             # Else it was rotated or replaced meanwhile, and the one of this name now is looked at, too.
+    return found
 
 
 def _cleaned(text: bytes, goal: Digests) -> tuple[bytes, int]:

@@ -97,7 +97,9 @@ class LakeConfig(LakeSettings):
 
     @field_validator("path")
     @classmethod
-    def _holds_no_secret(cls, path: str) -> str:
+    def _is_a_place(cls, path: str) -> str:
+        if not path.rstrip("/") or path.startswith(("~", "file:")):
+            raise ValueError("a folder below the home folder, an absolute path, or the URL of an object store")
         if "://" in path and re.search("[@?#]", path):
             raise ValueError("a URL here is scheme://bucket/prefix; credentials and options belong in the environment")
         return path.rstrip("/")

@@ -33,6 +33,7 @@ class Scheduling(LoadFileScheduling):
         super().add_node_collection(node, collection)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 

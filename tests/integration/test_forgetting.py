@@ -208,7 +208,7 @@ def test_a_training_on_the_old_rows_is_waited_for_until_its_checkpoint_is_tagged
 def test_kafka_is_waited_for_until_its_retention_has_passed_and_its_files_are_gone(
     whole: tuple[Folders, Forgetting, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, forgetting_, _ = whole
+    folders, forgetting_, _ = whole
     kept = Retention({0: 0, 1: 5}, {0: 7, 1: 5}, segment_seconds=86400, retention_seconds=7 * 86400, file_seconds=1000)
     real = Inline.call
 
@@ -229,7 +229,14 @@ def test_kafka_is_waited_for_until_its_retention_has_passed_and_its_files_are_go
     kept = msgspec.structs.replace(kept, begins={0: 7, 1: 5})
     [receipt] = forgetting_.look()
     assert (receipt.state, receipt.waits) == (ReceiptState.RETAINED, "Kafka removes its files within 1000 seconds")
-    kept = msgspec.structs.replace(kept, file_seconds=0.0)
+    kept = msgspec.structs.replace(kept, begins={}, file_seconds=0.0)
     [receipt] = forgetting_.look()
+    assert receipt.state is ReceiptState.RETAINED
+    assert "does not show the topic's partitions" in receipt.waits
+    kept = msgspec.structs.replace(kept, begins={0: 7, 1: 5})
+    refused = Path(folders.lake) / "turns" / "written-for-a-commit-that-was-refused.parquet"
+    refused.write_bytes(b"what anna said")
+    [receipt] = forgetting_.look()
+    assert not refused.exists()
     assert receipt.state is ReceiptState.COMPLETE
     assert receipt.completed_at is not None

@@ -43,8 +43,8 @@ class Stored(Home):
 
     def __init__(self, root: Path, bucket: Path) -> None:
         super().__init__(root)
-        self.lake = f"s3://{bucket.name}/{root.name}/lake"
-        self.objects = bucket / root.name / "lake"
+        self.lake = f"s3://{bucket.name}/{root.name}/the läke"
+        self.objects = bucket / root.name / "the läke"
 
     def write_turns(self, numbers: range) -> None:
         self.write(*(event(name, number) for name in PEOPLE for number in numbers for event in (turn, judged)))

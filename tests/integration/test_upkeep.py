@@ -54,6 +54,17 @@ def manifest(datasets: Path, cut_at: float, versions: dict[str, int], name: str 
     (folder / name).write_bytes(msgspec.json.encode({"cut_at": cut_at, "lake_versions": versions, "more": 1}))
 
 
+def test_a_damaged_file_keeps_no_other_table_from_being_looked_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = filled(tmp_path)
+    next((lake / FEEDBACK).glob("*.parquet")).write_bytes(b"PAR1 and no more")
+    upkeep(lake, LakeSettings(), time.time())
+    [said] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "table feedback is not looked after" in said.getMessage()
+    assert len(open_table(lake, TURNS).file_uris()) == 1
+
+
 def age(lake: Path, days: float) -> None:
     """As if everything in the lake had been written so long ago: upkeep goes by the time of each removal."""
     import os

@@ -77,6 +77,13 @@ def test_a_url_with_credentials_is_refused_and_not_repeated(tmp_path: Path) -> N
         assert "hush" not in said
 
 
+@pytest.mark.parametrize("path", ["", "/", "~/lake", "file:///lake"])
+def test_a_lake_that_is_nowhere_or_everywhere_is_refused(tmp_path: Path, path: str) -> None:
+    (said,) = problems(tmp_path, f'{GOOD}\n[lake]\npath = "{path}"\n')
+    assert said.startswith("lake.path: ")
+    assert "below the home folder" in said
+
+
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     config = load(
         written(tmp_path, GOOD),

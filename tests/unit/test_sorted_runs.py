@@ -175,6 +175,34 @@ def test_what_a_commit_names_stays_even_if_it_then_fails(
     assert [row["turn_id"] for row in rows(tmp_path)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("error", [CommitFailedError("another one came first"), OSError("no answer")])
+def test_a_merge_removes_what_it_wrote_only_where_it_was_refused(
+    tmp_path: Path, pairs: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Where nobody answered, the commit may yet come to be. An erasure may have removed some of the files already."""
+    for name in ("_GROUP_BYTES", "_FILE_BYTES", "_SLICE_BYTES"):
+        monkeypatch.setattr(sorted_runs, name, 5_000)
+    one_by_one(tmp_path, *[row for at in range(4) for row in session(f"s{at}", 5, 2000)])
+    merge_all(tmp_path)
+    land(tmp_path, TURNS, *session("s9", 5, 8000))
+    land(tmp_path, TURNS, *session("s8", 5, 8000))
+    table = open_table(tmp_path, TURNS)
+    before = {path.name for path in (tmp_path / TURNS).glob("*.parquet")}
+    written: list[Path] = []
+
+    def fails(*told: Any, **named: Any) -> None:
+        written.extend(path for path in (tmp_path / TURNS).glob("*.parquet") if path.name not in before)
+        for gone in written[::2]:
+            gone.unlink()
+        raise error
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails)
+    with pytest.raises(type(error)):
+        merge(table, TURNS)
+    assert len(written) > 2
+    assert [path.exists() for path in written[1::2]] == [isinstance(error, OSError)] * len(written[1::2])
+
+
 def test_large_runs_are_several_files_and_row_groups(
     tmp_path: Path, pairs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
