@@ -1,7 +1,8 @@
 """Small lakes for tests: turns and feedback written as landing writes them."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,13 @@ def feedback(target_id: str, kind: str = "accept", **changes: Any) -> dict[str, 
 def land(lake: LakePlace, table: str, *rows: dict[str, Any]) -> None:
     """Append rows to a table of the lake."""
     write_deltalake(open_table(lake, table), as_arrow(table, rows), mode="append")
+
+
+def thrice_at_once(work: Callable[[], object]) -> None:
+    """Three threads do the same; raises what any of them did."""
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work) for _ in range(3)]:
+            done.result()
 
 
 def as_arrow(table: str, rows: Iterable[dict[str, Any]]) -> pa.Table:

@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ingest.land import append, land
 from ingest.log import every, readable
 from ingest.rows import sort
 from ingest.spool import Spool, SpoolFolder, damages, low_watermark
+from tests.lakes import thrice_at_once
 from tests.log_events import accept, forget, turn
 
 pytestmark = pytest.mark.integration
@@ -120,20 +120,7 @@ def test_two_landers_at_once_land_once(tmp_path: Path):
         fill(spool, f"s{i}", 200, segment_bytes=5_000)
     for name in SCHEMAS:
         open_table(lake, name)
-    errors = []
-
-    def lander() -> None:
-        try:
-            land(log=EMBEDDED, spool=spool, lake=lake)
-        except Exception as error:  # noqa: BLE001 - the test's own thread border
-            errors.append(error)
-
-    threads = [threading.Thread(target=lander) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    thrice_at_once(lambda: land(log=EMBEDDED, spool=spool, lake=lake))
     expected = sorted(f"s{i}-{k}" for i in range(4) for k in range(200))
     assert ids(lake) == expected
     assert ids(lake, FEEDBACK, "target_id") == expected

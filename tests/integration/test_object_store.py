@@ -1,6 +1,5 @@
 """The lake in a bucket of a real S3 server: landed, joined, frozen, looked after and forgotten as in a folder."""
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,20 +70,7 @@ def test_of_two_commits_through_one_version_the_second_is_refused(home: Stored) 
 def test_landers_at_once_land_each_event_once(home: Stored) -> None:
     for at in range(0, 24, 4):
         home.write_turns(range(at, at + 4))
-    errors = []
-
-    def lander() -> None:
-        try:
-            land(log=LOG, spool=home.spool, lake=home.lake)
-        except Exception as error:  # noqa: BLE001 - the test's own thread border
-            errors.append(error)
-
-    threads = [threading.Thread(target=lander) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    lakes.thrice_at_once(lambda: land(log=LOG, spool=home.spool, lake=home.lake))
     assert home.rows(TURNS, "turn_id") == home.rows(FEEDBACK, "target_id") == everybody(range(24))
 
 
