@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from ingest.contracts.files import sync, write_atomically
 from ingest.spool.damage import UNFINISHED, lacks_its_end, repair, seal_what_is_whole
@@ -131,12 +132,10 @@ class SpoolFolder:
         """Before the segments up to there are removed. Needs no fsync: after a stale one, more is sent again."""
         self._note(SHIPPED, str(sequence))
 
-    def lost(self) -> set[int]:
-        """Sequences that were shipped as lost: no broker has their events."""
-        try:
-            return {int(line) for line in (self.path / LOST).read_text().splitlines()}
-        except FileNotFoundError:
-            return set()
+    def open_lost(self) -> TextIO:
+        """The sequences that were shipped as lost, one a line: no broker has their events. Who has it open reads them
+        even once the folder is removed."""
+        return (self.path / LOST).open("a+")
 
     def note_lost(self, sequence: int) -> None:
         """Before it counts as shipped. Needs no fsync: who waits for it has no other life than this machine's."""

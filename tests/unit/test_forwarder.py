@@ -145,7 +145,7 @@ def test_what_was_refused_or_damaged_before_is_noted_beside_what_was_shipped(bro
     segment.path.write_bytes(segment.path.read_bytes().replace(b"t3", b"T3"))
     broker.refuses = lambda value: InvalidRecordError if b"t1" in value else None
     forward(tmp_path, tries=10)
-    assert (folder.shipped(), folder.lost()) == (3, {1, 3})
+    assert (folder.shipped(), set((folder.path / "lost").read_text().split())) == (3, {"1", "3"})
 
 
 def test_sending_again_twice_is_sending_once(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch):

@@ -96,3 +96,18 @@ async def test_what_was_lost_on_its_way_to_the_broker_is_told_to_those_alone_who
         segment.path.unlink()
     await asyncio.to_thread(spool.close)
     assert spool.folder.remove_if_done()
+
+
+async def test_what_was_lost_is_told_even_where_the_folder_went_before_anybody_looked(tmp_path: Path):
+    spool = Spool.open(tmp_path, ack="broker")
+    waiting = [asyncio.ensure_future(spool.append([forget(name)], 60)) for name in ("a", "b")]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(spool.close)
+    spool.folder.note_lost(2)
+    for segment in spool.folder.sealed():
+        segment.path.unlink()
+    assert spool.folder.remove_if_done()
+    first, second = await asyncio.gather(*waiting, return_exceptions=True)
+    assert first == [1]
+    assert isinstance(second, SpoolError)
+    assert "has not got it" in str(second)
