@@ -28,6 +28,9 @@ from ingest.watermarks import Mark, Marks
 logger = logging.getLogger(__name__)
 
 _POLL_MS = 500
+_FETCH_WAIT_MS = 10
+"""A pass ends where the topic ended, so nothing that is asked for is still to come. A broker that waits on a partition
+which was read to its end (500 ms by default) holds up the others: one request at a time is under way."""
 _SESSION_MS = 10_000
 """A lander that says nothing for so long is given up for dead, and the others get its partitions."""
 _BATCH_MS = 120_000
@@ -65,6 +68,7 @@ class KafkaLog:
                 auto_offset_reset="earliest",
                 allow_auto_create_topics=False,
                 fetch_max_bytes=BATCH_BYTES,
+                fetch_max_wait_ms=_FETCH_WAIT_MS,
                 max_partition_fetch_bytes=self._settings.max_record_bytes,
             )
         except KafkaError as error:
