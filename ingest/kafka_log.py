@@ -8,6 +8,7 @@ name has the lake's id: another lake begins at the topic's start.
 """
 
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ _STEPS = 10
 """How long a spool waits for an earlier record goes by the times that the broker gave to records, in so many steps of
 which a pass makes one at most. So neither a lander's clock, nor a jump of the broker's, nor hours in which it was down,
 give up what is still to come: that would be lost."""
+_NOTED_WAIT = re.compile(r"(\d{1,9}) (\d{1,12}\.\d{3})")
+"""How a `_Wait` stands in an offset's metadata."""
 _SILENT_SECONDS = 60.0
 """No record before the end for so long: the broker counts as gone."""
 
@@ -234,10 +237,11 @@ class _Mine(ConsumerRebalanceListener):
         if self._consumer.config["group_id"] is None:
             return 0, None
         found = self._consumer.committed(partition, metadata=True)
-        if not found or not found.metadata:
-            return (found.offset if found else 0), None
-        steps, last = found.metadata.split()
-        return found.offset, _Wait(found.offset, int(steps), float(last))
+        if not found:
+            return 0, None
+        noted = _NOTED_WAIT.fullmatch(found.metadata or "")
+        # What another version noted is not understood: then the wait begins anew.
+        return found.offset, _Wait(found.offset, int(noted[1]), float(noted[2])) if noted else None
 
     def _step(self, topic: str, waits: "_Wait") -> "_Wait":
         """One step on, where the topic has gone on for so long."""

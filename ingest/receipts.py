@@ -57,8 +57,14 @@ CREATE TABLE IF NOT EXISTS targets (
 """
 
 
+_COLUMNS = """
+SELECT 'receipts.' || name FROM pragma_table_info('receipts')
+UNION SELECT 'targets.' || name FROM pragma_table_info('targets')
+"""
+
+
 class ReceiptError(Exception):
-    """A receipt that is not there, or that cannot become what was asked."""
+    """A receipt that is not there, or that cannot become what was asked, or a book that this version cannot read."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +95,22 @@ class Receipts:
     """The receipts of one installation. `clock` gives Unix seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        """Raises `ReceiptError` where another version of everloop made the database."""
         self._path, self._clock = path, clock
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(_SCHEMA)
+            found = set(db.execute(_COLUMNS))
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.executescript(_SCHEMA)
+            missing = [name for (name,) in sorted(set(db.execute(_COLUMNS)) - found)]
+        if missing:
+            raise ReceiptError(
+                f"{path} has no {', '.join(missing)}: another version of everloop made it, and everloop "
+                "converts no receipts yet. Move it, and what begins with its name, out of the home folder, and ask "
+                "again with `everloop forget` for all whose receipt was not complete"
+            )
 
     def request(self, target: str, target_id: str) -> Receipt:
         """A new receipt; the one that is at work where the same was asked for before."""

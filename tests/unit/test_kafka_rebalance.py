@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from kafka import TopicPartition
+from kafka.structs import OffsetAndMetadata
 
 from ingest import kafka_log
 from ingest.config import LogSettings
@@ -82,6 +83,15 @@ def test_an_offset_is_noted_once_its_batch_has_landed_which_the_next_but_one_say
     seen = [([record.sequence for record in batch], consumer.noted) for batch in batches]
     assert seen == [([], 0), ([1, 2], 0), ([3, 4], 0), ([5, 6], 2), ([7, 8], 4), ([9], 6), ([], 6)]
     assert consumer.noted == RECORDS
+
+
+def test_a_wait_that_another_version_noted_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    for noted in ("1764000000.0", "1 then", "9 9 9"):
+        monkeypatch.setattr(Consumer, "committed", lambda *_, noted=noted, **__: OffsetAndMetadata(4, noted, -1))
+        log = KafkaLog(LogSettings(kind="kafka", topic="topic"), None)
+        given = log._read(Consumer(), lambda spool_id: 4, shared=True)  # type: ignore[arg-type]
+        [batch] = [batch for batch in given if batch]
+        assert [record.sequence for record in batch] == list(range(5, RECORDS + 1))
 
 
 def test_the_lake_is_asked_once_for_each_spool() -> None:

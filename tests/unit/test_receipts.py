@@ -1,6 +1,7 @@
 """Receipts: one for what is asked twice, moves that the table allows, targets that are filed once."""
 
 import itertools
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def test_what_is_asked_again_while_it_is_at_work_is_one_receipt(book: Receipts) 
         book.move(first.receipt_id, state)
     assert book.request("subject", PSEUDONYM).receipt_id != first.receipt_id
     assert [receipt.target for receipt in book.unfinished()] == ["session", "subject"]
+
+
+def test_a_book_of_another_version_is_told_with_what_to_do(book: Receipts, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "receipts.db") as db:
+        db.execute("ALTER TABLE receipts DROP COLUMN kafka_ends")
+    with pytest.raises(ReceiptError, match=r"has no receipts\.kafka_ends: another version .* Move it.* ask again"):
+        Receipts(tmp_path / "receipts.db")
 
 
 def test_the_file_holds_digests_only(book: Receipts, tmp_path: Path) -> None:
