@@ -91,6 +91,11 @@ def exists(lake: LakePlace, name: str) -> bool:
     except OSError as error:
         # Its words are not passed on: some stores quote the whole request in their refusal, the key's id included.
         code = re.search(r"<Code>(\w+)</Code>", str(error))
+        if code and code[1] == "NoSuchBucket":
+            raise LakeError(
+                f"the lake {lake} cannot be reached: its store has no bucket of this name. Make it there, or name "
+                "another in [lake] path; a store that is not Amazon's is named by AWS_ENDPOINT_URL"
+            ) from None
         raise LakeError(
             f"the lake {lake} cannot be reached: {code[1] if code else 'no answer'}. The environment of every process "
             "must have its store's credentials (of S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, and "

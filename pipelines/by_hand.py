@@ -66,7 +66,7 @@ def evaluate(
             key=keys.evaluation_key,
             look=1,
             holds=0,
-            output=(output or home.root / "evaluations" / run_id).resolve(),
+            output=(output or home.evaluations / run_id).resolve(),
         )
     finally:
         workers.close()

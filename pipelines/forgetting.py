@@ -110,7 +110,7 @@ class Forgetting:
         suites = sorted(path for path in every if path.exists() and mentions(path, goal))
         if not suites:  # else the worker is waited for, which may be evaluating
             return 0
-        folders = [h.checkpoints, h.root / "evaluations", h.mlflow / "artifacts"]
+        folders = [h.checkpoints, h.evaluations, h.mlflow / "artifacts"]
         return self._workers.call(
             "promotion", "evaluation.erasure:erase_questions", suites=suites, folders=folders, goal=goal
         )
@@ -155,7 +155,7 @@ class Forgetting:
     def _texts(self) -> Iterator[Path]:
         """Files of text in which an id may stand."""
         h = self._home
-        for folder in (h.logs, h.mlflow / "artifacts", h.root / "evaluations", h.root / "simulate"):
+        for folder in (h.logs, h.mlflow / "artifacts", h.evaluations, h.simulate):
             yield from (path for path in folder.rglob("*") if path.is_file())
         yield from (path for path in h.run.iterdir() if ".json" in path.suffixes)  # also what a crash left half written
         yield from (path for path in h.checkpoints.glob("*/*/*") if path.suffix in (".json", ".jsonl", ".html"))

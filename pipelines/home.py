@@ -1,6 +1,7 @@
 """The home folder: where one installation keeps everything, and the only place that spells its paths.
 
 spool/ lake/ datasets/<policy>/ checkpoints/<policy>/   events, tables, datasets, checkpoints
+evaluations/<run>/   simulate/                          evaluations by hand; what simulated users did
 control/control.db   mlflow/   datadocs/   kafka/       databases and pages of the processes
 pipelines.db   receipts.db                              runs, schedule, lease; what was asked to be forgotten
 suites.toml                                             what the gate asks besides, by the user
@@ -67,6 +68,14 @@ class Home:
     def docs(self) -> Path:
         return self.root / "datadocs"
 
+    @property
+    def evaluations(self) -> Path:
+        return self.root / "evaluations"
+
+    @property
+    def simulate(self) -> Path:
+        return self.root / "simulate"
+
     def suites(self, named: Path | None) -> Path:
         """The file with the gate's suites of the user's own: the one that the configuration names, or the default."""
         return self.root / (named or "suites.toml")
@@ -90,6 +99,13 @@ class Home:
     @property
     def run(self) -> Path:
         return self.root / "run"
+
+    @property
+    def kept(self) -> tuple[Path, ...]:
+        """All that stands here besides the lake."""
+        folders = (self.spool, self.datasets, self.checkpoints, self.control.parent, self.mlflow, self.docs)
+        more = (self.evaluations, self.simulate, self.kafka, self.logs, self.run)
+        return *folders, *more, self.database, self.receipts, self.suites(None)
 
     def create(self) -> "Home":
         """Makes the folders that processes expect to exist; `run` only for its owner (it holds the secrets)."""

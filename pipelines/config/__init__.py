@@ -23,11 +23,15 @@ from ingest.config import (
     RewardSettings,
 )
 from pipelines.config.reading import read
+from pipelines.errors import ConfigError
+from pipelines.home import Home
 from promotion.config import PromotionSettings
 from serving.config import ControlSettings, GatewaySettings, RedactionSettings
 from trainer.config import TrainerSettings
 
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+_NO_TABLE_BELOW = re.compile(r"[\x00-\x1f\x7f\[\]\\^|]|%[0-9A-Fa-f]{2}")
+"""What delta-rs fails at wherever it stands in a path, and what it takes for another character."""
 
 
 class _Model(BaseModel):
@@ -100,7 +104,7 @@ class LakeConfig(LakeSettings):
     def _is_a_place(cls, path: str) -> str:
         if not path.rstrip("/") or path.startswith(("~", "file:")):
             raise ValueError("a folder below the home folder, an absolute path, or the URL of an object store")
-        if "://" in path and re.search("[@?#]", path):
+        if "://" in path and not re.fullmatch("[a-z0-9+]+://[^/@?#]+(/[^/@?#]+)*/*", path):
             raise ValueError("a URL here is scheme://bucket/prefix; credentials and options belong in the environment")
         return path.rstrip("/")
 
@@ -241,4 +245,24 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     home = folder / config.everloop.home
-    return config.model_copy(update={"everloop": config.everloop.model_copy(update={"home": home})})
+    config = config.model_copy(update={"everloop": config.everloop.model_copy(update={"home": home})})
+    if said := _wrong_with_the_lake(Home.of(config)):
+        raise ConfigError([f"lake.path: {said}"])
+    return config
+
+
+def _wrong_with_the_lake(home: Home) -> str:
+    """Known only once it is known where the home folder is; empty where nothing is wrong."""
+    if found := _NO_TABLE_BELOW.search(str(home.lake)):
+        return (
+            f"the lake would be at {home.lake}, and there can be no tables where a path has {found[0]!r}: name another "
+            "folder or prefix, or another [everloop] home"
+        )
+    if isinstance(home.lake, str):
+        return ""
+    lake = home.lake.resolve()
+    if home.root.is_relative_to(lake):
+        return f"{lake} holds the home folder: name a folder that is the lake's alone"
+    if other := next((place for place in home.kept if lake.is_relative_to(place.resolve())), None):
+        return f"{home.lake} is where {other} is kept: name a folder that is the lake's alone"
+    return ""

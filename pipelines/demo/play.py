@@ -74,7 +74,7 @@ async def play(place: Place, cycles: int, scene: Scene, screen: Screen, steps: d
         with screen.step("measuring the base on the final questions", steps):
             before = await measure(judge, POLICY, final)
         screen.say(f"the base, {before.version}: acceptance {before.acceptance:.2f} on {len(final)} final questions")
-        with Crowd(people, POLICY, users, place.home.root / "simulate" / "journal.jsonl", heard=hear) as crowd:
+        with Crowd(people, POLICY, users, place.home.simulate / "journal.jsonl", heard=hear) as crowd:
             scene.tally = crowd.tally
             with screen.step("the loop", steps):
                 await _cycles(cycles, crowd, watch, scene, screen)

@@ -85,7 +85,7 @@ def _target(options: argparse.Namespace) -> tuple[str, str, str, Path]:
     if not key:
         token = secrets.load_or_create(home.run / "secrets.json").control_token
         key = Control(where.control, token).create_key("simulated users", ["inference", "feedback"])["key"]
-    return f"{where.gateway}/v1", key, policy, home.root / "simulate" / "journal.jsonl"
+    return f"{where.gateway}/v1", key, policy, home.simulate / "journal.jsonl"
 
 
 def _acceptance(exchanges: Sequence[Exchange]) -> float:

@@ -37,7 +37,7 @@ class Check(msgspec.Struct, frozen=True):
 
 def all_of(config: Config, home: Path, *, begun: bool) -> list[Check]:
     """Every check. `begun`: this stack runs, or its processes outlived it; what they hold is not asked about."""
-    found = [*machine(config, home), *models(config), *gates(config, home), kafka(config)]
+    found = [*machine(config, home), *models(config), *gates(config, home), *kept(Home.of(config)), kafka(config)]
     return [c for c in found if c.name != MEMORY] if begun else [*found, *ports(config)]
 
 
@@ -122,6 +122,32 @@ def gates(config: Config, home: Path) -> Iterator[Check]:
         if path.exists() or policy.gate.suites is not None:
             said = _suites(name, policy.gate, path)
             yield Check(f"gate of {name}", not said, str(path), said)
+
+
+def kept(home: Home) -> Iterator[Check]:
+    """The lake and the receipts, where there are any already: whether this version of everloop can use them."""
+    from deltalake.exceptions import DeltaError
+
+    from ingest.lake import SCHEMAS, LakeError, exists, open_table
+    from ingest.receipts import ReceiptError, Receipts
+
+    said = ""
+    try:
+        for name in SCHEMAS:
+            if exists(home.lake, name):
+                open_table(home.lake, name)
+    except LakeError as error:
+        said = str(error)
+    except DeltaError as error:
+        said = f"the table {name} of the lake {home.lake} cannot be opened: {error}"
+    yield Check("lake", not said, str(home.lake), said)
+    if home.receipts.exists():
+        said = ""
+        try:
+            Receipts(home.receipts)
+        except ReceiptError as error:
+            said = str(error)
+        yield Check("receipts", not said, str(home.receipts), said)
 
 
 def ports(config: Config) -> Iterator[Check]:

@@ -112,6 +112,11 @@ def test_nothing_of_a_forgotten_subject_is_left_in_the_bucket(home: Stored) -> N
     assert home.rows(TURNS, "turn_id").count(turn_id("ben", 3)) == 2, "sent again by another spool"
 
 
+def test_a_bucket_that_does_not_exist_is_told(bucket: Path) -> None:
+    with pytest.raises(LakeError, match=r"no bucket of this name\. Make it there"):
+        open_table(f"s3://{bucket.name}-without-one/lake", TURNS)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

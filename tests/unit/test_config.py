@@ -84,6 +84,43 @@ def test_a_lake_that_is_nowhere_or_everywhere_is_refused(tmp_path: Path, path: s
     assert "below the home folder" in said
 
 
+@pytest.mark.parametrize("path", ["s3://", "s3:///lake", "s3://bucket//lake"])
+def test_a_url_that_names_no_bucket_or_an_empty_folder_is_refused(tmp_path: Path, path: str) -> None:
+    (said,) = problems(tmp_path, f'{GOOD}\n[lake]\npath = "{path}"\n')
+    assert said.startswith("lake.path: ")
+    assert "scheme://bucket/prefix" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        (".", "holds the home folder"),
+        ("..", "holds the home folder"),
+        ("spool", "/here/spool is kept"),
+        ("mlflow/lake", "/here/mlflow is kept"),
+        ("run/../datasets/helper", "/here/datasets is kept"),
+        ("elsewhere", "/here/logs is kept"),
+        ("a[b", "another folder or prefix"),
+        ("a\\\\b", "another folder or prefix"),
+        ("a%20b", "another folder or prefix"),
+        ("s3://bucket/a|b", "another folder or prefix"),
+    ],
+)
+def test_a_lake_is_somewhere_of_its_own_where_tables_can_be(tmp_path: Path, path: str, what: str) -> None:
+    (tmp_path / "here" / "logs").mkdir(parents=True)
+    (tmp_path / "here" / "elsewhere").symlink_to("logs")
+    (said,) = problems(tmp_path, f'{GOOD}\n[lake]\npath = "{path}"\n')
+    assert said.startswith("lake.path: ")
+    assert what in said
+
+
+def test_a_home_where_there_can_be_no_tables_is_refused_unless_the_lake_is_elsewhere(tmp_path: Path) -> None:
+    text = GOOD.replace('"here"', '"he[re"')
+    (said,) = problems(tmp_path, text)
+    assert "another [everloop] home" in said
+    load(written(tmp_path, f'{text}\n[lake]\npath = "/100% of: it? (a #1, *)"\n'), {})
+
+
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     config = load(
         written(tmp_path, GOOD),

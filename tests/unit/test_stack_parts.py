@@ -2,10 +2,13 @@
 
 import configparser
 import socket
+import sqlite3
 import stat
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from ingest.contracts.rollout import RolloutState
 from pipelines.cli.output import print_table
@@ -124,6 +127,18 @@ def test_suites_of_the_users_own_are_read_before_anything_starts(config_path: Pa
     assert 'disables "a known ending", which there is not: a known end: see docs/gate.md' in wrong.advice
     named = load(config_path, {"EVERLOOP__POLICIES__HELPER__GATE__SUITES": "own.toml"})
     assert "own.toml does not exist" in next(check.advice for check in checks.gates(named, home.root))
+
+
+def test_what_another_version_kept_is_told_before_anything_starts(home: Home) -> None:
+    assert [(check.name, check.ok) for check in checks.kept(home)] == [("lake", True)]
+    assert not Path(home.lake).exists(), "a look makes nothing"
+    DeltaTable.create(f"{home.lake}/turns", pa.schema({"turn_id": pa.string()}))
+    sqlite3.connect(home.receipts).execute("CREATE TABLE receipts (receipt_id)")
+    lake, receipts = checks.kept(home)
+    assert not lake.ok
+    assert "start a new one in another place" in lake.advice
+    assert not receipts.ok
+    assert "ask again with `everloop forget`" in receipts.advice
 
 
 def test_functions_are_found_beside_the_configuration_or_are_a_sentence(config_path: Path) -> None:
