@@ -9,14 +9,9 @@ from ingest.config import GateSettings
 from ingest.frames import COLUMNS
 from ingest.gate import GateBroken, GateFailed, whole_suites
 from ingest.suites import SuiteError, read_suites
-from tests.unit.test_gate import SETTINGS, ask, fill, good_rows, propose
+from tests.gates import SETTINGS, ask, fill, good_rows, propose
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "gate.md"
-
-
-@pytest.fixture(scope="module")
-def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("docs")
 
 
 def write(folder: Path, text: str) -> Path:
