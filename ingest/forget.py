@@ -100,6 +100,7 @@ def erase(
     """
     book = Receipts(receipts)
     deadline = time.monotonic() + patience
+    fenced = False
     while True:
         file_erasures(book, receipt_id, spool)
         landed = land(log=log, spool=spool, lake=lake, settings=settings, datasets=datasets)
@@ -107,6 +108,9 @@ def erase(
         known = any(target != "turn" for target, _ in erased)
         if known:  # landing has dropped turns, each of which is a target from now on
             book.add_targets(receipt_id, erased, filed_at=0.0)
+            if not fenced:  # what lands from here on of another lander's, it chose knowing of the erasure
+                fence(lake)
+                fenced = True
         goal = book.targets(receipt_id)
         settled = known and landed.watermark >= book.filed_at(receipt_id)
         if known and book.add_targets(receipt_id, belonging(lake, datasets, goal)):

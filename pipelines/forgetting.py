@@ -75,13 +75,13 @@ class Forgetting:
         if not reached["known"]:
             return
         goal = self.receipts.targets(name)
+        changed = {(policy, dataset) for policy, dataset in reached["datasets"]}
+        holds = self._holds(changed)
         questions = self._questions(goal)  # before their ids are crossed out in what was sampled with them
         ids = clean_runs(h.database, goal) + overwrite(self._texts(), goal)
         self.receipts.note(
             name, removed={"ids": ids, "questions": questions, "opted out": clean_control(h.control, goal)}
         )
-        changed = {(policy, dataset) for policy, dataset in reached["datasets"]}
-        holds = self._holds(changed)
         told: list[str] | None = None
         while (learned := self._learned(changed)) != told:  # again once all are tagged: see `register` of the registry
             self.receipts.note(name, checkpoints=learned)
@@ -118,7 +118,8 @@ class Forgetting:
     def _holds(self, changed: Collection[tuple[str, str]]) -> str:
         """What may still come of the rows that these (policy, dataset) had before; empty where nothing may.
 
-        To be asked before checkpoints are looked for: who is done by now has left its own.
+        To be asked before checkpoints are looked for and ids crossed out: who is done by now has left its checkpoint,
+        and who failed has said of which turn.
         """
         runs = Runs(self._home.database)
         for policy, dataset in sorted(changed):

@@ -30,6 +30,7 @@ def clean_runs(path: Path, goal: Digests) -> int:
         return 0
     found = 0
     with _opened(path) as db:
+        db.execute("BEGIN IMMEDIATE")  # a stage that notes something meanwhile waits: else that would be undone
         for table, columns in _RUN_TEXTS.items():
             for row in db.execute(f"SELECT rowid, {', '.join(columns)} FROM {table}").fetchall():
                 for column, text in zip(columns, row[1:], strict=True):
@@ -37,6 +38,7 @@ def clean_runs(path: Path, goal: Digests) -> int:
                     if count:
                         db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (clean.decode(), row[0]))
                         found += count
+        db.execute("COMMIT")
         _compact(db, path)
     return found
 

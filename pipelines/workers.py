@@ -169,19 +169,20 @@ def _initialise(log_lines: bool) -> None:
 
 
 def _invoke(lock: Path, target: str, report: Report | None, arguments: dict) -> Any:
-    try:
-        with lock.open("w") as f:
-            fcntl.flock(f, fcntl.LOCK_EX)
+    with lock.open("w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        try:
             module, name = target.split(":")
             function = getattr(importlib.import_module(module), name)
             if report is not None:
                 arguments = arguments | {"progress": _progress(report)}
             return plain(function(**arguments))
-    except Exception as error:
-        # An error class of another package may not unpickle, and one that does not breaks the pool.
-        log.warning("%s raised %s", target, type(error).__name__, exc_info=True)
-        details = {key: value for key, value in vars(error).items() if not key.startswith("_")}
-        raise StageFailed(type(error).__name__, str(error) or type(error).__name__, _json_like(details)) from None
+        except Exception as error:
+            # Still under the lock: an erasure is a call as well, and then cleans the log of the ids that this names.
+            log.warning("%s raised %s", target, type(error).__name__, exc_info=True)
+            # An error class of another package may not unpickle, and one that does not breaks the pool.
+            details = {key: value for key, value in vars(error).items() if not key.startswith("_")}
+            raise StageFailed(type(error).__name__, str(error) or type(error).__name__, _json_like(details)) from None
 
 
 def _progress(report: Report) -> Any:

@@ -25,7 +25,10 @@ def mentions(root: Path, words: Collection[str]) -> set[tuple[str, str]]:
     """(file, word) of each of these words in a file below `root`: in its bytes, or in what Parquet packs."""
     found = set()
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        seen = path.read_bytes()
+        try:
+            seen = path.read_bytes()
+        except FileNotFoundError:  # SQLite's, of a connection that was closed just now
+            continue
         if seen[:4] == b"PAR1":
             seen += repr(pq.read_table(path, partitioning=None).to_pylist()).encode()
         found |= {(path.relative_to(root).as_posix(), word) for word in words if word.encode() in seen}

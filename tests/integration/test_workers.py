@@ -1,5 +1,6 @@
 """Stage workers: resident, replaced when killed, gone with their parent."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import workers as work
 from pipelines.errors import StageFailed
 from pipelines.records import Stage
 from pipelines.runs import Runs
@@ -49,6 +51,26 @@ def test_values_come_back_as_plain_ones_and_errors_by_name(workers: Workers, tmp
     assert (caught.value.kind, caught.value.details) == ("Stopped", {"monitor": "kl", "value": 2.5})
     # The worker is still the same one: an error is no death.
     assert workers.call("ingest", f"{HERE}:echo", value=1)["value"] == 1
+
+
+def test_what_a_call_says_of_its_error_is_logged_before_the_next_may_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error may name turns, and the next call may be the erasure of them."""
+    lock = tmp_path / "ingest.lock"
+    held: list[bool] = []
+
+    def warning(*_: object, **__: object) -> None:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+
+    monkeypatch.setattr(work.log, "warning", warning)
+    with pytest.raises(StageFailed):
+        work._invoke(lock, f"{HERE}:stop", None, {})
+    assert held == [True]
 
 
 def test_a_killed_worker_is_replaced_and_its_call_made_again(workers: Workers, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ingest.contracts.erasure import erasure_digest
 from pipelines import leftovers
 from pipelines.errors import PipelineError
-from pipelines.leftovers import clean_control, overwrite
+from pipelines.leftovers import clean_control, clean_runs, overwrite
 
 ANNA, BEN = "a" * 32, "b" * 32
 GOAL = {erasure_digest("subject", ANNA): "subject"}
@@ -66,6 +66,26 @@ def test_an_opt_out_goes_beside_a_control_that_runs_and_waits_for_one_that_reads
         control.execute("BEGIN IMMEDIATE")
         with pytest.raises(PipelineError, match="cannot be cleaned now: database is locked"):
             clean_control(path, {erasure_digest("subject", BEN): "subject"})
+
+
+def test_what_a_run_notes_while_its_database_is_cleaned_waits_and_is_not_undone(tmp_path: Path) -> None:
+    path = tmp_path / "pipelines.db"
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as runs:
+        runs.execute("PRAGMA journal_mode=WAL")
+        runs.execute("CREATE TABLE runs (reason TEXT)")
+        runs.execute("CREATE TABLE stages (result TEXT, progress TEXT, error TEXT)")
+        runs.execute("INSERT INTO stages VALUES ('', '', ?)", (f"turn {ANNA} is none",))
+
+        class Noting(dict[str, str]):
+            """A goal at whose questions a stage notes its error."""
+
+            def __contains__(self, key: object) -> bool:
+                with pytest.raises(sqlite3.OperationalError, match="locked"):
+                    runs.execute("UPDATE stages SET error = 'of the next attempt'")
+                return super().__contains__(key)
+
+        assert clean_runs(path, Noting(GOAL)) == 1
+        assert runs.execute("SELECT error FROM stages").fetchall() == [(f"turn {'x' * 32} is none",)]
 
 
 def test_a_file_that_may_not_be_written_to_is_told(tmp_path: Path) -> None:
