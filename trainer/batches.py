@@ -11,6 +11,7 @@ Invariant: a step's gradient does not depend on how its minibatch was cut into p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,11 +35,15 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Example:
-    """One row as the loss needs it; `behaviour` and `reference` are logprobs per output token."""
+    """One row as the loss needs it; `behaviour`, `proximal` and `reference` are logprobs per output token.
+
+    `proximal` is NaN where the loss has no use for it.
+    """
 
     prompt_ids: np.ndarray
     output_ids: np.ndarray
     behaviour: np.ndarray
+    proximal: np.ndarray
     reference: np.ndarray
     advantage: float
     weight: float
@@ -50,10 +55,16 @@ class Part:
     """Rows of a minibatch that go through the model together; flat tensors, one element an output token."""
 
     sequences: Sequences
+    rows: Int[Tensor, " tokens"]
+    """Which row of the part a token is of."""
     behaviour: Float[Tensor, " tokens"]
+    proximal: Float[Tensor, " tokens"]
     reference: Float[Tensor, " tokens"]
     advantages: Float[Tensor, " tokens"]
     weights: Float[Tensor, " tokens"]
+    """What each token's loss counts in the step's, length normalisation included."""
+    divergence: float
+    """KL(proximal ‖ reference) of the whole minibatch, nats a row, at least 0; NaN as `Example.proximal` is."""
 
 
 @dataclass(frozen=True)
@@ -108,32 +119,60 @@ def cut(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups[::-1]
 
 
-def _part(examples: Sequence[Example]) -> Part:
+def _part(examples: Sequence[Example], scale: float, by_row: bool, divergence: float) -> Part:
     counts = torch.tensor([len(e.output_ids) for e in examples])
+
+    def tokens(values: Sequence[np.ndarray]) -> Float[Tensor, " tokens"]:
+        return torch.from_numpy(np.concatenate(values))
+
+    weights = torch.tensor([e.weight for e in examples], dtype=torch.float32) / scale
     return Part(
         sequences([e.prompt_ids for e in examples], [e.output_ids for e in examples]),
-        behaviour=torch.from_numpy(np.concatenate([e.behaviour for e in examples])),
-        reference=torch.from_numpy(np.concatenate([e.reference for e in examples])),
+        rows=torch.arange(len(examples)).repeat_interleave(counts),
+        behaviour=tokens([e.behaviour for e in examples]),
+        proximal=tokens([e.proximal for e in examples]),
+        reference=tokens([e.reference for e in examples]),
         advantages=torch.tensor([e.advantage for e in examples], dtype=torch.float32).repeat_interleave(counts),
-        weights=torch.tensor([e.weight for e in examples], dtype=torch.float32).repeat_interleave(counts),
+        weights=(weights / counts if by_row else weights).repeat_interleave(counts),
+        divergence=divergence,
     )
 
 
 def minibatches(
-    examples: Sequence[Example], rows: int, epochs: int, budget: int, seed: Sequence[int]
+    examples: Sequence[Example],
+    rows: int,
+    epochs: int,
+    budget: int,
+    seed: Sequence[int],
+    normalize: Literal["constant", "token", "sequence"],
 ) -> list[Minibatch]:
     """Every step of a run, in order: each epoch shuffles the rows and deals them into minibatches of about `rows`,
-    as even as possible, for a last step of a few rows would be as strong as the others and much noisier."""
+    as even as possible, for a last step of a few rows would be as strong as the others and much noisier.
+
+    `normalize`: what a token's loss is divided by. `constant`: the step's rows times the mean output length of all
+    examples, so that a token counts the same in a long answer as in a short one, in this step as in any other;
+    `token`: the step's tokens; `sequence`: its row's tokens times the step's rows, so that answers count the same.
+    """
     random = np.random.default_rng(list(seed))
+    mean_output_tokens = float(np.mean([len(e.output_ids) for e in examples]))
     steps = []
     for _ in range(epochs):
         order = random.permutation(len(examples))
         for chosen in np.array_split(order, max(1, round(len(examples) / rows))):
             picked = [examples[i] for i in chosen]
+            scale = {
+                "constant": len(picked) * mean_output_tokens,
+                "token": float(sum(len(e.output_ids) for e in picked)),
+                "sequence": float(len(picked)),
+            }[normalize]
+            divergence = float(np.mean([(e.proximal - e.reference).sum() for e in picked]).clip(min=0.0))
             groups = cut([len(e.prompt_ids) + len(e.output_ids) for e in picked], budget)
             steps.append(
                 Minibatch(
-                    tuple(_part([picked[i] for i in group]) for group in groups),
+                    tuple(
+                        _part([picked[i] for i in group], scale, normalize == "sequence", divergence)
+                        for group in groups
+                    ),
                     rows=len(picked),
                     reward=float(np.mean([e.reward for e in picked])),
                 )

@@ -9,7 +9,7 @@ tokens a second on two cores.
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Settings(BaseModel):
@@ -26,13 +26,70 @@ class LoraSettings(_Settings):
     )
 
 
+LossName = Literal["cispo", "reinforce", "ppo_clip", "decoupled_ppo", "gspo", "kto"]
+
+BOUNDS: dict[LossName, tuple[float, float]] = {
+    "cispo": (0.0, 2.0),
+    "ppo_clip": (0.2, 0.2),
+    "decoupled_ppo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+}
+"""Losses that clip → how far down and up, where the settings do not say. For cispo, what the ratio may be itself."""
+
+
+PROXIMAL: frozenset[LossName] = frozenset({"decoupled_ppo", "kto"})
+"""Losses that ask for the logprobs of the run's starting weights: one more pass over the dataset."""
+
+
+class CorrectionSettings(_Settings):
+    """Importance weights for samples of other weights, in losses that have none of their own."""
+
+    by: Literal["token", "row", "mask"] = Field(
+        "token", description="token, row: ratios of tokens or whole answers, cut at `most`; mask: 0 beyond the bounds."
+    )
+    least: float = Field(0.5, ge=0, description="Smallest ratio of a token that counts, with mask.")
+    most: float = Field(2.0, gt=0, description="Largest ratio that counts, or that counts as it is.")
+
+
 class LossSettings(_Settings):
     """What a step minimises."""
 
-    name: Literal["cispo", "reinforce", "ppo_clip"] = Field("cispo", description="Policy-gradient loss.")
-    low: float = Field(0.0, description="Lower bound of the ratio: absolute for cispo, 1 - low for ppo_clip.")
-    high: float = Field(2.0, description="Upper bound of the ratio: absolute for cispo, 1 + high for ppo_clip.")
-    kl: float = Field(0.02, ge=0, description="Weight of the k3 divergence to the reference, per token.")
+    name: LossName = Field("cispo", description="Policy-gradient loss.")
+    low: float | None = Field(
+        None, ge=0, description="Lower bound of the ratio: absolute for cispo, 1 - low for others. Default: by loss."
+    )
+    high: float | None = Field(
+        None,
+        ge=0,
+        description="Upper bound of the ratio: absolute for cispo, 1 + high for others. Default: by loss.",
+    )
+    correction: CorrectionSettings | None = Field(
+        None, description="For reinforce and decoupled_ppo; the others have the logged logprobs in their own ratio."
+    )
+    beta: float = Field(0.1, gt=0, description="How soon a gain counts as gained, for kto, per nat.")
+    kl: float = Field(0.02, ge=0, description="Weight of the divergence to the reference, per token.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of the divergence as a loss.")
+    normalize: Literal["constant", "token", "sequence"] = Field(
+        "constant",
+        description="How tokens add up. constant: over rows times the dataset's mean length; token: over the step's "
+        "tokens; sequence: mean over a row's tokens, then over rows, as gspo and kto are meant.",
+    )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """(low, high), the loss's own where nothing was said."""
+        low, high = BOUNDS[self.name]
+        return low if self.low is None else self.low, high if self.high is None else self.high
+
+    @model_validator(mode="after")
+    def _fits(self) -> "LossSettings":
+        if self.name not in BOUNDS and (self.low is not None or self.high is not None):
+            raise ValueError(f"{self.name} clips nothing: leave out low and high")
+        if self.correction is not None and self.name not in ("reinforce", "decoupled_ppo"):
+            raise ValueError(f"{self.name} weighs samples by its own ratio, or not at all: leave out correction")
+        if self.name in ("gspo", "kto") and self.normalize != "sequence":
+            raise ValueError(f'{self.name} is a loss of whole rows: set normalize = "sequence"')
+        return self
 
 
 class AdvantageSettings(_Settings):

@@ -6,9 +6,8 @@
         step
         measure, check, report
 
-The loss of a step is the weighted token sum over its minibatch, divided by rows × the dataset's mean output
-length: a token counts the same in a long answer as in a short one. What a step saw is handed to `report`,
-which saves and draws; a broken bound raises `TrainingStopped` before that.
+The loss of a step is the weighted sum over its tokens (`trainer.objective`); the weights hold what it is divided by.
+What a step saw is handed to `report`, which saves and draws; a broken bound raises `TrainingStopped` before that.
 """
 
 import time
@@ -19,11 +18,12 @@ from deepspeed import DeepSpeedEngine
 from jaxtyping import Float
 from torch import Tensor
 
-from trainer import losses
+from trainer import losses, objective
 from trainer.batches import Minibatch, Part
 from trainer.config import LossSettings, TrainerSettings
 from trainer.engine import gradient_norm
 from trainer.monitors import Anchor, StepMetrics, check_step
+from trainer.objective import part_loss
 
 
 def run(
@@ -32,7 +32,6 @@ def run(
     settings: TrainerSettings,
     *,
     first_step: int,
-    mean_output_tokens: float,
     anchor: Anchor,
     report: Callable[[StepMetrics], None],
 ) -> None:
@@ -43,7 +42,7 @@ def run(
 
         for part in minibatch.parts:
             logprobs, entropy = engine(part.sequences)
-            loss = part_loss(part, logprobs, settings.loss) / (minibatch.rows * mean_output_tokens)
+            loss = part_loss(part, logprobs, settings.loss)
             engine.backward(loss)
             seen.add(part, logprobs.detach(), entropy, loss.detach())
 
@@ -56,21 +55,13 @@ def run(
         report(metrics)
 
 
-def part_loss(part: Part, logprobs: Float[Tensor, " tokens"], settings: LossSettings) -> Float[Tensor, ""]:
-    """Weighted sum over a part's tokens of the policy loss and the divergence to the reference, in nats."""
-    per_token = losses.policy_loss(settings, logprobs, part.behaviour, part.advantages)
-    if settings.kl:
-        per_token = per_token + settings.kl * losses.k3(logprobs, part.reference)
-    return (part.weights * per_token).sum()
-
-
 class _Measurements:
     """What the parts of one step showed."""
 
     def __init__(self, settings: LossSettings) -> None:
         self._settings = settings
         self._loss = 0.0
-        self._tokens: list[Float[Tensor, "4 tokens"]] = []
+        self._tokens: list[Float[Tensor, "5 tokens"]] = []
 
     def add(
         self,
@@ -81,18 +72,19 @@ class _Measurements:
     ) -> None:
         ratio = losses.log_ratio(logprobs, part.behaviour).exp()
         gap = (logprobs - part.behaviour).abs()
-        self._tokens.append(torch.stack([ratio, gap, losses.k3(logprobs, part.reference), entropy]))
+        kl, clipped = losses.k3(logprobs, part.reference), objective.clipped(part, logprobs, self._settings)
+        self._tokens.append(torch.stack([ratio, gap, kl, entropy, clipped]))
         self._loss += float(loss)
 
     def metrics(self, step: int, reward: float, norm: float, learning_rate: float, seconds: float) -> StepMetrics:
-        ratio, gap, kl, entropy = torch.cat(self._tokens, dim=1)
+        ratio, gap, kl, entropy, clipped = torch.cat(self._tokens, dim=1)
         return StepMetrics(
             step=step,
             loss=self._loss,
             reward=reward,
             kl=float(kl.mean()),
             effective_samples=losses.effective_samples(ratio),
-            clipped=float(losses.clipped(self._settings, ratio).mean()),
+            clipped=float(clipped.mean()),
             gradient_norm=norm,
             entropy=float(entropy.mean()),
             logprob_gap=float(gap.mean()),

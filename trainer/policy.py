@@ -53,14 +53,11 @@ class Scorer(nn.Module):
 
 
 @torch.no_grad()
-def score(
-    model: PreTrainedModel, rows: Sequence[tuple[np.ndarray, np.ndarray]], budget: int
-) -> tuple[list[np.ndarray], float]:
-    """Logprobs of each row's output tokens under `model`, float32, and the mean entropy per token, in nats.
+def score(scorer: Scorer, rows: Sequence[tuple[np.ndarray, np.ndarray]], budget: int) -> tuple[list[np.ndarray], float]:
+    """Logprobs of each row's output tokens, float32, and the mean entropy per token, in nats.
 
     `rows` are (prompt ids, output ids); `budget` bounds the tokens of one forward pass, padding included.
     """
-    scorer = Scorer(model)
     logprobs: list[np.ndarray] = [np.empty(0, np.float32)] * len(rows)
     entropy = 0.0
     for group in cut([len(prompt) + len(output) for prompt, output in rows], budget):

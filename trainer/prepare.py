@@ -17,14 +17,14 @@ from ingest.contracts.files import digest_of
 from trainer.advantages import advantages
 from trainer.batches import Example, Minibatch, minibatches
 from trainer.checkpoints import checkpoint_digest, distance, export_digest, lineage, verify_checkpoint
-from trainer.config import StalenessSettings, TrainerSettings
+from trainer.config import PROXIMAL, StalenessSettings, TrainerSettings
 from trainer.dataset import Row, read_dataset
 from trainer.errors import TrainerError
 from trainer.gap import check_gap
 from trainer.monitors import Anchor, check_length, check_staleness
-from trainer.policy import load, load_trunk, score
+from trainer.policy import Scorer, load, load_trunk, open_policy, score
 from trainer.precision import torch_dtype
-from trainer.state import Progress, read_progress
+from trainer.state import Progress, read_progress, restore_weights
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class Plan:
 
     steps: list[Minibatch]
     anchor: Anchor
-    mean_output_tokens: float
     variance: float
     metrics: dict[str, float]
 
@@ -100,14 +99,15 @@ def prepare(inputs: Inputs, settings: TrainerSettings) -> Plan:
 
     reference = load_trunk(inputs.reference_folder / EXPORT, export_digest(inputs.reference), dtype)
     texts = [(row.prompt_ids, row.output_ids) for row in rows]
-    reference_logprobs, reference_entropy = score(reference, texts, settings.forward_tokens)
+    proximal = score_start(inputs, settings, texts) if settings.loss.name in PROXIMAL else None
+    reference_logprobs, reference_entropy = score(Scorer(reference), texts, settings.forward_tokens)
 
     scored = {inputs.reference.checkpoint_id: reference_logprobs}
 
     def rescore(version: str, chosen: Sequence[int]) -> list[np.ndarray]:
         if version in scored:
             return [scored[version][i] for i in chosen]
-        return score(load(exports[version], dtype), [texts[i] for i in chosen], settings.forward_tokens)[0]
+        return score(Scorer(load(exports[version], dtype)), [texts[i] for i in chosen], settings.forward_tokens)[0]
 
     gap = check_gap(rows, rescore, settings.gap)
 
@@ -123,15 +123,23 @@ def prepare(inputs: Inputs, settings: TrainerSettings) -> Plan:
     )
     examples = [
         Example(
-            row.prompt_ids, row.output_ids, row.logprobs, reference_logprob, float(advantage), row.weight, row.reward
+            prompt_ids=row.prompt_ids,
+            output_ids=row.output_ids,
+            behaviour=row.logprobs,
+            proximal=proximal[i] if proximal else np.full_like(row.logprobs, np.nan),
+            reference=reference_logprobs[i],
+            advantage=float(scaled.values[i]),
+            weight=row.weight,
+            reward=row.reward,
         )
-        for row, reference_logprob, advantage in zip(rows, reference_logprobs, scaled.values, strict=True)
+        for i, row in enumerate(rows)
     ]
     order = (settings.seed, inputs.start.step)
     return Plan(
-        steps=minibatches(examples, settings.minibatch, settings.epochs, settings.forward_tokens, order),
+        steps=minibatches(
+            examples, settings.minibatch, settings.epochs, settings.forward_tokens, order, settings.loss.normalize
+        ),
         anchor=anchor,
-        mean_output_tokens=mean_output_tokens,
         variance=scaled.variance,
         metrics={
             "gap_mean": gap.mean,
@@ -143,6 +151,17 @@ def prepare(inputs: Inputs, settings: TrainerSettings) -> Plan:
             "advantage_deviation": scaled.variance**0.5,
         },
     )
+
+
+def score_start(
+    inputs: Inputs, settings: TrainerSettings, texts: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> list[np.ndarray]:
+    """Logprobs under the very weights that the run starts from, the parent's fp32 state: the proximal policy."""
+    trunk = inputs.trunk / EXPORT
+    with open_policy(settings, trunk, export_digest(verify_checkpoint(inputs.trunk))) as policy:
+        if inputs.parent_state is not None:
+            restore_weights(inputs.parent_state, policy)
+        return score(policy.scorer, texts, settings.forward_tokens)[0]
 
 
 def fresh_rows(inputs: Inputs, settings: StalenessSettings) -> tuple[list[Row], set[str]]:

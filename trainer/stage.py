@@ -130,7 +130,6 @@ def _train(
             plan.steps[begin.step - inputs.start.step :],
             settings,
             first_step=begin.step,
-            mean_output_tokens=plan.mean_output_tokens,
             anchor=plan.anchor,
             report=report,
         )

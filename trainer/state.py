@@ -57,6 +57,17 @@ def read_progress(folder: Path) -> Progress:
     return msgspec.json.decode((folder / "state.json").read_bytes(), type=Progress)
 
 
+def restore_weights(folder: Path, policy: Policy) -> dict[str, Tensor]:
+    """Puts the weights that are trained back as `folder` has them; returns the other tensors of the state.
+
+    Raises `TrainerError` where the policy's parameters are not those of the state.
+    """
+    tensors = load_file(folder / "state.safetensors")
+    weights = {name: tensors.pop(name) for name in list(tensors) if name.startswith("weights/")}
+    policy.load_parameters({name.removeprefix("weights/"): value for name, value in weights.items()})
+    return tensors
+
+
 def restore(folder: Path | None, policy: Policy, optimizer: Optimizer) -> None:
     """Puts weights, moments and torch's generator back as `folder` has them; does nothing for None.
 
@@ -64,8 +75,7 @@ def restore(folder: Path | None, policy: Policy, optimizer: Optimizer) -> None:
     """
     if folder is None:
         return
-    tensors = load_file(folder / "state.safetensors")
-    policy.load_parameters({k.removeprefix("weights/"): v for k, v in tensors.items() if k.startswith("weights/")})
+    tensors = restore_weights(folder, policy)
     step = torch.tensor(float(read_progress(folder).step))
     for name, parameter in policy.parameters.items():
         moments = {moment: tensors[f"{moment}/{name}"].clone() for moment in _MOMENTS}

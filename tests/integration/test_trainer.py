@@ -275,6 +275,23 @@ def test_an_untied_model_trains(tmp_path):
     assert run(place, "d1", "base", "c1", settings).realised_update > 0
 
 
+@pytest.mark.parametrize("name", ["decoupled_ppo", "kto"])
+def test_the_proximal_policy_is_the_fp32_state_that_a_run_starts_from(place, name):
+    """Not the export of it, and not what the rows were sampled from: the first step has not moved from it."""
+    make_dataset(place.dataset("d1"), place.base)
+    run(place, "d1", "base", "c1")
+    loss = LossSettings(name=name, normalize="sequence")
+    settings = SETTINGS.model_copy(update={"loss": loss, "monitors": MonitorSettings(entropy=0.01, clipped=1.0)})
+    make_dataset(place.dataset("d2"), place.base)
+    seen = []
+    manifest = run(place, "d2", "c1", "c2", settings, progress=seen.append)
+    assert manifest.realised_update > 0
+    assert seen[0]["logprob_gap"] > 1e-4, "the rows are of other weights"
+    if name == "decoupled_ppo":
+        assert seen[0]["clipped"] == 0.0
+        assert seen[-1]["clipped"] > 0.0
+
+
 def test_curves_go_to_mlflow(place):
     from mlflow import MlflowClient
 
