@@ -134,6 +134,7 @@ class KafkaLog:
                     mine.take(message)
             if mine.full():
                 yield mine.give({})
+                heard = time.monotonic()  # the broker has said nothing while it landed: nobody asked
                 self._save(mine, under_way=1)
         if mine.chain.waiting:
             waiting = len(mine.chain.waiting)

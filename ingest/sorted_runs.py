@@ -22,6 +22,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -30,8 +31,9 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
+from ingest.contracts.files import sync
 from ingest.lake import ERASURES, FEEDBACK, REJECTS, TURNS, WATERMARKS, dataset, newest
 
 LEVELS = 3
@@ -158,6 +160,7 @@ def _rewrite(snapshot: DeltaTable, table: str, filesystem: FileSystem, runs: lis
     committing = False
     try:
         _write(filesystem, written, runs[0].level + 1, schema, _groups(in_order(streams, ORDER[table])))
+        _sync(filesystem, written)
         added = [_added(filesystem, path, schema) for path in written]
         gone = [
             RemoveAction(path, data_change=False, deletion_timestamp=_now(), size=size)
@@ -174,6 +177,14 @@ def _rewrite(snapshot: DeltaTable, table: str, filesystem: FileSystem, runs: lis
         if not committing or isinstance(error, CommitFailedError):
             _remove(snapshot, filesystem, written)
         raise
+
+
+def _sync(filesystem: FileSystem, written: list[str]) -> None:
+    """A machine that goes down must not keep the commit alone: the log may not have these rows any more."""
+    if isinstance(filesystem, SubTreeFileSystem) and isinstance(filesystem.base_fs, LocalFileSystem):
+        folder = Path(filesystem.base_path)
+        for path in (*written, "."):
+            sync(folder / path)
 
 
 def _remove(snapshot: DeltaTable, filesystem: FileSystem, written: list[str]) -> None:

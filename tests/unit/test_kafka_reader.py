@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 
+import pytest
 from kafka import TopicPartition
 from kafka.errors import CommitFailedError
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 
+from ingest import kafka_log
+from ingest.config import LogSettings
 from ingest.kafka_log import _Mine
 from ingest.kafka_topic import EventPlace, Watermark, event_headers, watermark_headers
 from ingest.log import BATCH_BYTES, BATCH_RECORDS
@@ -181,3 +184,28 @@ def test_a_poll_asks_for_no_more_than_a_batch_of_the_largest_records_lately():
     assert reader.room() == BATCH_RECORDS - 500
     reader.take(event(500, 501, size=8 << 20))
     assert reader.room() == (BATCH_BYTES - (8 << 20) - 5000) // (8 << 20)
+
+
+def test_a_broker_that_nobody_asked_while_a_batch_landed_is_not_gone(monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(now=0.0, time=lambda: 100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(kafka_log, "time", clock)
+    monkeypatch.setattr(kafka_log, "BATCH_RECORDS", 1)
+
+    class Slow(Consumer):
+        config = {"group_id": None}  # noqa: RUF012 - read only
+        polls = iter([{}, {ZERO: [event(0, 1)]}, {}, {ZERO: [event(1, 2)]}])
+
+        def assign(self, partitions: list) -> None:
+            pass
+
+        def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+            pass
+
+        def poll(self, timeout_ms: int, max_records: int) -> dict:
+            return next(self.polls)
+
+    given = []
+    for batch in kafka_log.KafkaLog(LogSettings(topic="t"), None)._read(Slow(end=2), lambda spool_id: 0, shared=False):
+        given += [record.sequence for record in batch]
+        clock.now += 70.0
+    assert given == [1, 2]

@@ -203,6 +203,21 @@ def test_a_merge_removes_what_it_wrote_only_where_it_was_refused(
     assert [path.exists() for path in written[1::2]] == [isinstance(error, OSError)] * len(written[1::2])
 
 
+def test_a_merge_is_on_disk_before_its_commit(tmp_path: Path, pairs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one(tmp_path, turn("a"), turn("b"))
+    synced: list[Path] = []
+    monkeypatch.setattr(sorted_runs, "sync", synced.append)
+    commit = DeltaTable.create_write_transaction
+
+    def commits(table: DeltaTable, actions: list[Any], **named: Any) -> None:
+        assert {path.name for path in synced} == {actions[0].path, TURNS}
+        commit(table, actions, **named)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", commits)
+    assert merge(open_table(tmp_path, TURNS), TURNS)
+    assert all(path.exists() for path in synced)
+
+
 def test_large_runs_are_several_files_and_row_groups(
     tmp_path: Path, pairs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
