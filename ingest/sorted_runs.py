@@ -21,7 +21,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,23 +104,35 @@ def merge(snapshot: DeltaTable, table: str) -> bool:
     return False
 
 
-def in_order(streams: Iterable[Iterator[pa.Table]], order: Sequence[str]) -> Iterator[pa.Table]:
+def in_order(streams: Iterable[Iterator[pa.Table]], order: tuple[str, str]) -> Iterator[pa.Table]:
     """The rows of all streams, each of which is in order. Of one that is not, every row comes all the same."""
-    key = order[0]
     sort_keys = [(name, "ascending") for name in order]
     waiting = [(rows, stream) for stream in streams if (rows := next(stream, None)) is not None]
     while waiting:
         # Up to here no stream has anything left: the one whose slice ends first gives all of it.
-        bound = min(pc.max(rows[key]).as_py() or "" for rows, _ in waiting)
+        bound = min(_last(rows, order) for rows, _ in waiting)
         ready, left = [], []
         for rows, stream in waiting:
-            past = pc.index(pc.greater(rows[key], bound), True).as_py()
+            past = pc.index(_past(rows, order, bound), True).as_py()
             ready.append(rows if past < 0 else rows.slice(0, past))
             rest = next(stream, None) if past < 0 else rows.slice(past)
             if rest is not None:
                 left.append((rest, stream))
         waiting = left
         yield pa.concat_tables(ready).sort_by(sort_keys)
+
+
+def _last(rows: pa.Table, order: tuple[str, str]) -> tuple[str, float]:
+    """Where the last of these rows stands."""
+    keys, places = pc.fill_null(rows[order[0]], ""), rows[order[1]]
+    last = pc.max(keys).as_py()
+    return last, pc.max(places.filter(pc.equal(keys, last))).as_py()
+
+
+def _past(rows: pa.Table, order: tuple[str, str], bound: tuple[str, float]) -> pa.ChunkedArray:
+    """Which rows stand behind it: a session's next landing waits until this one's last slice is given."""
+    keys, places = pc.fill_null(rows[order[0]], ""), rows[order[1]]
+    return pc.or_(pc.greater(keys, bound[0]), pc.and_(pc.equal(keys, bound[0]), pc.greater(places, bound[1])))
 
 
 def _files(snapshot: DeltaTable) -> list[tuple[str, int, int]]:
