@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,8 +73,11 @@ def test_two_landers_share_the_partitions_through_a_pause_and_a_kill(broker: Bro
     for name in (TURNS, FEEDBACK):
         open_table(lake, name)
     first_words, second_words = tmp_path / "first", tmp_path / "second"
-    with lander(log, lake, first_words, seconds=0.3) as first, lander(log, lake, second_words) as second:
-        until(lambda: first_words.read_text().count("batch") > 2)
+    with ExitStack() as landers:
+        first = landers.enter_context(lander(log, lake, first_words, seconds=0.3))
+        until(lambda: "batch" in first_words.read_text())  # it has much to do still when the quick one joins it
+        second = landers.enter_context(lander(log, lake, second_words))
+        until(lambda: second_words.read_text() and first_words.read_text().count("batch") > 2)
         os.kill(first.pid, signal.SIGSTOP)
         until(lambda: turns(lake) == 600)
         upkeep(lake, LakeSettings(), time.time())
