@@ -2,7 +2,8 @@
 
 Each request goes to the gateway's /v1/chat/completions with `x-everloop-version`, so that only an engine that
 reports this version may answer; the challenger's carry `x-everloop-arm: evaluation` too, and reach an engine that
-no user meets. Answers to the evaluation are never trained on (`x-everloop-train: no`).
+no user meets. Answers to the evaluation are never trained on (`x-everloop-train: no`), and each question has a session
+of its own, by which they are found when it has to go (`evaluation.erasure`).
 
 Invariant: every question has its full number of answers from the version asked for, or `SamplingError`. A
 sample that shrank by what failed would favour the version whose long answers time out.
@@ -94,7 +95,8 @@ async def _sample(
         async with gate:
             for attempt in range(settings.retries + 1):
                 try:
-                    return await _ask(session, url, body, headers, version, question.id)
+                    asked = headers | {"x-everloop-session": question.session}
+                    return await _ask(session, url, body, asked, version, question.id)
                 except (_Again, aiohttp.ClientError, TimeoutError) as error:
                     failure = str(error) or type(error).__name__
                 if attempt < settings.retries:

@@ -28,6 +28,11 @@ class Question:
     text: str
     raw: dict
 
+    @property
+    def session(self) -> str:
+        """The name of the session in which evaluations ask it: an erasure of the question finds its turns by that."""
+        return f"evaluation-{digest_of(self.messages)}"
+
 
 def _question(raw: object, where: str) -> Question:
     if not isinstance(raw, dict) or not isinstance(raw.get("id"), str | int):

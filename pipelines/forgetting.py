@@ -1,6 +1,7 @@
 """Forgetting, from the request to the complete receipt: every place of an installation, in order.
 
-    log, lake, datasets, Data Docs (`ingest.forget`) → questions of suites (`evaluation.erasure`)
+    log, lake, datasets, Data Docs (`ingest.forget`) → questions of suites, then all again for the turns in which
+    evaluations asked them (`evaluation.erasure`)
     → ids left elsewhere (`pipelines.leftovers`) → which checkpoints learned from it (`ingest.trace`), tagged in the
     registry (`promotion.erasure`)
 
@@ -16,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from ingest.contracts.erasure import erasure_digest
+from ingest.contracts.ids import keyed_hash
 from ingest.contracts.reading import has_reader
 from ingest.kafka_retention import Retention
 from ingest.receipts import Receipt, Receipts, ReceiptState
@@ -26,7 +29,7 @@ from pipelines.home import Home
 from pipelines.leftovers import Digests, clean_control, clean_runs, mentions, overwrite
 from pipelines.records import Stage
 from pipelines.runs import Runs
-from pipelines.stack import addresses
+from pipelines.stack import addresses, secrets
 from pipelines.workers import Workers
 
 
@@ -77,11 +80,14 @@ class Forgetting:
         goal = self.receipts.targets(name)
         changed = {(policy, dataset) for policy, dataset in reached["datasets"]}
         holds = self._holds(changed)
-        questions = self._questions(goal)  # before their ids are crossed out in what was sampled with them
+        questions, asked = self._questions(name, goal)  # before ids are crossed out in what was sampled with them
         ids = clean_runs(h.database, goal) + overwrite(self._texts(), goal)
         self.receipts.note(
             name, removed={"ids": ids, "questions": questions, "opted out": clean_control(h.control, goal)}
         )
+        if asked:  # what asked them is to be removed as well
+            self._remove(receipt, patience)
+            return
         told: list[str] | None = None
         while (learned := self._learned(changed)) != told:  # again once all are tagged: see `register` of the registry
             self.receipts.note(name, checkpoints=learned)
@@ -103,17 +109,23 @@ class Forgetting:
             if ends:
                 self._await_retention(self.receipts.get(name))
 
-    def _questions(self, goal: Digests) -> int:
-        """Those of the suites that are of somebody in `goal`, removed; how many there were."""
+    def _questions(self, receipt_id: str, goal: Digests) -> tuple[int, int]:
+        """Those of the suites that are of somebody in `goal`, removed; how many there were, and how many sessions that
+        asked them are targets of the receipt since."""
         h = self._home
         every = {policy.evaluation.suite for policy in self._config.policies.values()}
         suites = sorted(path for path in every if path.exists() and mentions(path, goal))
         if not suites:  # else the worker is waited for, which may be evaluating
-            return 0
+            return 0, 0
+        secret = bytes.fromhex(secrets.load_or_create(h.run / "secrets.json").hash_secret)
+        names = self._workers.call("promotion", "evaluation.erasure:asked_in", suites=suites, goal=goal)
+        sessions = [("session", erasure_digest("session", keyed_hash(secret, "session", name))) for name in names]
+        asked = self.receipts.add_targets(receipt_id, sessions)
         folders = [h.checkpoints, h.evaluations, h.mlflow / "artifacts"]
-        return self._workers.call(
+        removed = self._workers.call(
             "promotion", "evaluation.erasure:erase_questions", suites=suites, folders=folders, goal=goal
         )
+        return removed, asked
 
     def _holds(self, changed: Collection[tuple[str, str]]) -> str:
         """What may still come of the rows that these (policy, dataset) had before; empty where nothing may.

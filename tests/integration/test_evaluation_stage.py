@@ -160,6 +160,8 @@ def test_what_is_asked_of_the_gateway(settings, gateway, tmp_path) -> None:
         assert headers["authorization"] == "Bearer el-secret"
         assert body["model"] == "assistant"
         assert (body["temperature"], body["max_tokens"]) == (1.0, 32)
+    sessions = {headers["x-everloop-session"]: body["messages"][-1]["content"] for headers, body in gateway.seen}
+    assert len(sessions) == len(set(sessions.values())), "a session for each question, whoever answers it"
 
 
 def test_called_again_it_returns_what_it_concluded(settings, gateway, tmp_path) -> None:

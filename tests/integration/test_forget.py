@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +191,11 @@ def home(filled: Home, tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def everything_but_anna(home: Home) -> None:
+def everything_but_anna(home: Home, evaluated: Sequence[str] = ()) -> None:
+    """`evaluated`: whose questions an evaluation asked."""
     others = [name for name in PEOPLE if name != "anna"]
-    assert home.rows(TURNS, "turn_id") == sorted(turn_id(name, number) for name in others for number in range(16))
+    theirs = [turn_id(name, number) for name in others for number in range(16)]
+    assert home.rows(TURNS, "turn_id") == sorted(theirs + [turn_id(f"evaluation {name}", 1) for name in evaluated])
     of_turns = [turn_id(name, number) for name in others for number in [*range(7), *range(8, 16)]]
     of_sessions = [session("everybody"), *(session(f"{name} alone") for name in others)]
     assert home.rows(FEEDBACK, "target_id") == sorted(of_turns + of_sessions)

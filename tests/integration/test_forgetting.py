@@ -12,10 +12,13 @@ import msgspec
 import pytest
 from mlflow import MlflowClient
 
+from evaluation.suites import Question, load_suite
 from ingest.contracts.dataset import DatasetManifest
 from ingest.contracts.files import read_manifest, write_manifest
 from ingest.contracts.reading import reading
+from ingest.contracts.turn import Turn
 from ingest.kafka_retention import Retention
+from ingest.lake import TURNS
 from ingest.receipts import ReceiptState
 from pipelines import forgetting
 from pipelines.config import Config
@@ -24,6 +27,7 @@ from pipelines.forgetting import Forgetting
 from pipelines.home import Home as Folders
 from pipelines.records import Stage, StageState
 from pipelines.runs import Runs
+from pipelines.stack import secrets
 from pipelines.stack.addresses import Addresses
 from pipelines.workers import plain
 from promotion import registry
@@ -32,12 +36,33 @@ from serving.control.database import Database
 from serving.control.subjects import opt_out
 from tests.checkpoint_folders import make_checkpoint
 from tests.forgetting import Inline, mentions
-from tests.integration.test_forget import Home, everything_but_anna, filled, subject, turn_id, words
+from tests.integration.test_forget import (
+    SECRET,
+    Home,
+    everything_but_anna,
+    filled,
+    session,
+    subject,
+    turn,
+    turn_id,
+    words,
+)
 from trainer.dataset import read_dataset
 
 __all__ = ["filled"]  # pytest's fixture
 
 pytestmark = pytest.mark.integration
+
+
+def asking(question: Question) -> Turn:
+    """An evaluation asked a question that a user had asked; the gateway wrote that down as it does any turn."""
+    values = {
+        "turn_id": turn_id(f"evaluation {question.id}", 1),
+        "subject": "",
+        "trainable": False,
+        "untrainable_reason": "opted out",
+    }
+    return turn(question.id, 1, session_id=session(question.session), **values)
 
 
 def trained_on(folder: Path, dataset_id: str) -> None:
@@ -111,6 +136,9 @@ def whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> tuple[Folders, Forgett
             for name in ("anna", "ben")
         )
     )
+    kept = secrets.load_or_create(folders.run / "secrets.json")
+    secrets.save(folders.run / "secrets.json", msgspec.structs.replace(kept, hash_secret=SECRET.hex()))
+    home.write(*(asking(question) for question in load_suite(home.root / "questions.jsonl")))
     suite = {"suite": home.root / "questions.jsonl", "target": "mine:score"}
     config = Config.model_validate({"policies": {"helper": {"model": home.root, "evaluation": suite}}})
     return folders, Forgetting(config, folders, Inline()), uri  # type: ignore[arg-type]
@@ -123,14 +151,16 @@ def test_every_place_of_an_installation_forgets(whole: tuple[Folders, Forgetting
     [receipt] = forgetting_.look(patience=10.0)
     assert (receipt.state, receipt.waits) == (ReceiptState.COMPLETE, "")
     assert mentions(folders.root, words("anna")) == set()
-    everything_but_anna(home)
+    assert home.rows(TURNS, "turn_id").count(turn_id("evaluation ben", 1)) == 1
+    assert turn_id("evaluation anna", 1) not in home.rows(TURNS, "turn_id")
+    everything_but_anna(home, evaluated=["ben"])
     assert mentions(folders.root, [turn_id("ben", 1), turn_id("ben", 3)]) >= {
         ("pipelines.db", turn_id("ben", 1)),
         ("logs/scheduler.log", turn_id("ben", 3)),
     }
     with closing(sqlite3.connect(folders.control)) as db:
         assert db.execute("SELECT subject FROM opted_out").fetchall() == [(subject("ben"),)]
-    assert receipt.removed["turns"] == 16
+    assert receipt.removed["turns"] == 16 + 1, "hers, and the one in which an evaluation asked her question"
     assert (receipt.removed["ids"], receipt.removed["opted out"], receipt.removed["questions"]) == (10, 1, 1)
     assert json.loads((home.root / "questions.jsonl").read_text())["id"] == "ben"
 
