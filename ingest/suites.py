@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _OURS = {"id", "meta", "batch_id", "result_format", "catch_exceptions", "rendered_content", "windows", "severity"}
 """Arguments of every expectation that are the gate's business."""
+_LISTS = ("column_list", "column_set", "regex_list")
+"""Arguments that are looked into before Great Expectations sees them."""
 _OTHER_TABLES = {"ExpectQueryResultsToMatchComparison", "ExpectTableRowCountToEqualOtherTable"}
 
 
@@ -51,9 +53,11 @@ def read_suites(path: Path, required: bool) -> dict[str, Changes]:
         if required:
             raise SuiteError(f"{path} does not exist: [policies.NAME.gate] suites names it") from None
         return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SuiteError(f"{path} cannot be read: {error}") from error
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SuiteError(f"{path}: {error}") from error
     changes = {}
     for table, asked in tables.items():
@@ -92,6 +96,9 @@ def _made(table: str, name: str, asked: Mapping[str, Any]) -> "Expectation":
 
     where = f'suites: {table} "{name}"'
     arguments = dict(asked)
+    for argument in _LISTS:
+        if not isinstance(arguments.get(argument, []), list):
+            raise SuiteError(f"{where}: {argument} must be a list")
     kind = arguments.pop("class", None)
     classes = {one for one in dir(gxe) if one.startswith("Expect") and one != "Expectation"} - _OTHER_TABLES
     _known(kind, classes, f"{where}: {f'there is no class {kind}' if kind else 'class is missing'}")
@@ -104,8 +111,8 @@ def _made(table: str, name: str, asked: Mapping[str, Any]) -> "Expectation":
         raise SuiteError(f"{where}: min_value {low} is above max_value {high}")
     for pattern in (arguments.get("regex"), *arguments.get("regex_list", ())):
         try:
-            re.compile(pattern or "")
-        except re.error as error:
+            re.compile("" if pattern is None else pattern)
+        except (re.error, TypeError) as error:
             raise SuiteError(f"{where}: the expression {pattern} does not compile: {error}") from error
     if "row_condition" in arguments:
         arguments.setdefault("condition_parser", "pandas")
@@ -124,6 +131,6 @@ def _columns(arguments: Mapping[str, Any]) -> list[Any]:
 
 def _known(name: object, names: Collection[str], said: str) -> None:
     """Raises `SuiteError` with the nearest names where `name` is none of them."""
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         near = difflib.get_close_matches(str(name), names, n=3) or sorted(names)
         raise SuiteError(f"{said}: {', '.join(near)}")

@@ -1,5 +1,6 @@
 """Feedback: what somebody said, or did, about a turn or a session."""
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -71,3 +72,5 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True, tag="feedback", omit_d
             raise ContractError(f"{self.kind} needs a value between -1 and 1")
         if self.kind in (Kind.EDIT, Kind.COMMENT) and self.text is None:
             raise ContractError(f"{self.kind} needs a text")
+        if not (math.isfinite(self.occurred_at) and math.isfinite(self.received_at)):
+            raise ContractError(f"occurred at {self.occurred_at}, received at {self.received_at}: these are no times")

@@ -1,5 +1,6 @@
 """Turn: one sample of one model call, exactly as the engine saw it."""
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -72,7 +73,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=
     untrainable_reason: str | None = None
 
     def check(self) -> None:
-        """Raises `ContractError` unless ids and logprobs match and the spans tile the output."""
+        """Raises `ContractError` unless it has its times, ids and logprobs match, and the spans tile the output."""
+        if not (math.isfinite(self.started_at) and math.isfinite(self.finished_at)):
+            raise ContractError(f"turn {self.turn_id}: from {self.started_at} to {self.finished_at} are no times")
         n = len(self.output_ids) // 4
         if len(self.output_ids) % 4 or len(self.prompt_ids) % 4 or len(self.logprobs) != len(self.output_ids):
             raise ContractError(

@@ -193,7 +193,7 @@ placed AS (
         -- greatest and least skip NULL: without the CASE, silence would be clipped to a reward of $limit.
         CASE WHEN h.total IS NOT NULL THEN greatest(-$limit, least($limit, CAST(h.total AS DOUBLE))) END AS reward,
         coalesce(o.age, 0) AS version_age,
-        least(4, CAST(floor(4 * ($cut - t.finished_at) / $window) AS INTEGER)) AS age,
+        CAST(least(4, floor(4 * ($cut - t.finished_at) / $window)) AS INTEGER) AS age,
         CASE
             WHEN t.censored THEN 'censored'
             WHEN r.turn_id IS NOT NULL AND coalesce(h.judged, 0) = 0 THEN 'superseded'

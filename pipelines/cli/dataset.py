@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.loop import PolicyOption
-from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, when
+from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, utf8, when
 
 if TYPE_CHECKING:
     from ingest.contracts.dataset import DatasetManifest
@@ -146,7 +146,7 @@ def diff(
 @app.command()
 def rows(
     dataset: DatasetArgument,
-    turn: Annotated[str | None, typer.Option("--turn", help="Of this turn only.")] = None,
+    turn: Annotated[str | None, typer.Option("--turn", callback=utf8, help="Of this turn only.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The first so many.")] = 20,
     text: Annotated[
         bool, typer.Option("--text", help="With what the user said last and the answer, where the lake still has them.")

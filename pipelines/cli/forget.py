@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, when
+from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, utf8, when
 
 if TYPE_CHECKING:
     from ingest.receipts import Receipt
@@ -22,8 +22,10 @@ _EXACTLY = "nothing of this {} was found: a name counts as applications send it,
 @app.callback()
 def forget(
     context: typer.Context,
-    subject: Annotated[str | None, typer.Option(help="An end user, as the application names it.")] = None,
-    session: Annotated[str | None, typer.Option(help="A session, as the application names it.")] = None,
+    subject: Annotated[
+        str | None, typer.Option(callback=utf8, help="An end user, as the application names it.")
+    ] = None,
+    session: Annotated[str | None, typer.Option(callback=utf8, help="A session, as the application names it.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
@@ -37,10 +39,6 @@ def forget(
     target, name = ("subject", subject) if subject else ("session", session)
     if not name or (subject and session):
         raise typer.BadParameter("name one of --subject and --session")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise typer.BadParameter("a name is text in UTF-8: this terminal sent something else") from None
     if not yes:
         typer.confirm(f"Remove this {target} for ever?", abort=True, err=True)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table
+from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, utf8
 
 if TYPE_CHECKING:
     from ingest.config import LakePlace, LogSettings
@@ -31,7 +31,7 @@ def tail(
 
 @app.command("seek")
 def seek_(
-    turn: Annotated[str | None, typer.Option("--turn", help="The samples of this turn.")] = None,
+    turn: Annotated[str | None, typer.Option("--turn", callback=utf8, help="The samples of this turn.")] = None,
     time: Annotated[str | None, typer.Option("--time", help="From 2026-11-30T20:15, or Unix seconds.")] = None,
     spool: Annotated[str | None, typer.Option("--spool", help="From this spool, with --sequence.")] = None,
     sequence: Annotated[int, typer.Option("--sequence", min=1, help="From this number of the spool.")] = 1,

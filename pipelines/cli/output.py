@@ -9,6 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
+
+def utf8(name: str | None) -> str | None:
+    """A name as the tables have them; typer calls it with what was typed."""
+    try:
+        (name or "").encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("a name is text in UTF-8: this terminal sent something else") from None
+    return name
+
+
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="EVERLOOP_CONFIG", help="The configuration file.", show_default=True)
 ]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, when
+from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, print_table, utf8, when
 
 if TYPE_CHECKING:
     from ingest.explain import Explanation
@@ -19,7 +19,7 @@ def rewards() -> None:
 
 @app.command()
 def explain(
-    turn: Annotated[str, typer.Argument(help="The turn's id, as its caller got it.")],
+    turn: Annotated[str, typer.Argument(callback=utf8, help="The turn's id, as its caller got it.")],
     sample: Annotated[int, typer.Option(min=0, help="Which of its samples.")] = 0,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,

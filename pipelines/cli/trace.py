@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.loop import PolicyOption
-from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, when
+from pipelines.cli.output import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, utf8, when
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -22,7 +22,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def trace(
-    name: Annotated[str, typer.Argument(metavar="CHECKPOINT|TURN", help="A checkpoint's id, or a turn's.")],
+    name: Annotated[
+        str, typer.Argument(callback=utf8, metavar="CHECKPOINT|TURN", help="A checkpoint's id, or a turn's.")
+    ],
     policy: PolicyOption = None,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ingest.attribution import Rate
-from ingest.config import RewardSettings
+from ingest.config import AttributionSettings, RewardSettings
 from tests.attributions import report
 from tests.lakes import feedback, land, turn
 
@@ -17,6 +17,12 @@ def test_the_segment_follows_its_rule(tmp_path: Path, rule: str, segment: str) -
     land(tmp_path, "turns", turn("a", request='{"metadata":{"kind":"howto"}}'))
     (rate,) = report(tmp_path, rewards=RewardSettings(segment=rule)).rates
     assert rate.segment == segment
+
+
+def test_a_turn_is_as_old_as_any_window(tmp_path: Path) -> None:
+    land(tmp_path, "turns", turn("a"))
+    settings = AttributionSettings(window_seconds=1, history_seconds=1e10)
+    assert [rate.age for rate in report(tmp_path, now=1.8e9, settings=settings).ages] == [4]
 
 
 def test_response_rates_by_arm_version_and_segment(tmp_path: Path) -> None:

@@ -164,6 +164,22 @@ def test_errors_are_one_sentence(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trace", "\udcff"),
+        ("rewards", "explain", "\udcff"),
+        ("log", "seek", "--turn", "\udcff"),
+        ("dataset", "rows", "d1", "--turn", "\udcff"),
+        ("forget", "--subject", "\udcff", "--yes"),
+        ("forget", "--session", "\udcff", "--yes"),
+    ],
+)
+def test_names_that_are_no_text_are_refused(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, "a name is text in UTF-8" in done.stderr) == (2, True)
+
+
 def test_ids_are_completed_by_the_shell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     for line, expected in (("everloop dataset show d", "d1\nd2"), ("everloop dataset diff d1 d2", "d2")):

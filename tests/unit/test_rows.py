@@ -1,6 +1,9 @@
 """Events as rows: every record becomes a row, a reject with a reason, or nothing because it was erased."""
 
+import math
+
 import msgspec
+import pytest
 
 from ingest.contracts.arrays import unpack_ids
 from ingest.contracts.erasure import Erasure, erasure_digest
@@ -59,6 +62,16 @@ def test_what_is_no_event_is_rejected_with_its_place_and_a_reason():
     assert [rejects[place]["payload"] for place in (1, 3)] == [batch[0].payload, batch[2].payload], "nothing is lost"
     assert erasure_digest("subject", "subject") in rejects[3]["about"]
     assert rejects[1]["about"] == []
+
+
+@pytest.mark.parametrize("when", [math.nan, math.inf, -math.inf])
+def test_what_has_no_time_is_rejected_for_a_file_with_it_hides_its_neighbours_from_the_join(when: float):
+    fb = accept("f", "t")
+    replace = msgspec.structs.replace
+    odd = [turn("a", finished_at=when), turn("b", started_at=when), replace(fb, received_at=when)]
+    tables = sort(records(turn("t"), *odd, replace(fb, occurred_at=when), fb), Erased(), 9.0).tables
+    assert [tables[name].num_rows for name in (TURNS, FEEDBACK, REJECTS)] == [1, 1, 4]
+    assert all("no times" in reason for reason in tables[REJECTS]["reason"].to_pylist())
 
 
 def test_the_erased_do_not_land_not_even_from_before_their_erasure_in_the_same_batch():

@@ -89,6 +89,20 @@ def test_expectations_are_added_replaced_and_disabled(tmp_path: Path, docs: Path
             r"the expression \( does not compile",
         ),
         (
+            '[turns.expect.x]\nclass = "ExpectColumnValuesToMatchRegex"\ncolumn = "arm"\nregex = 5',
+            "the expression 5 does not compile",
+        ),
+        (
+            '[turns.expect.x]\nclass = "ExpectColumnValuesToMatchRegexList"\ncolumn = "arm"\nregex_list = 5',
+            "regex_list must be a list",
+        ),
+        (
+            '[turns.expect.x]\nclass = "ExpectCompoundColumnsToBeUnique"\ncolumn_list = 5',
+            "column_list must be a list",
+        ),
+        ('[turns.expect.x]\nclass = ["ExpectColumnValuesToBeNull"]', "there is no class"),
+        ('[turns.expect.x]\nclass = "ExpectColumnValuesToBeNull"\ncolumn = ["arm"]', "there is no column"),
+        (
             '[turns.expect.x]\nclass = "ExpectColumnValuesToBeNull"\ncolumn = "arm"\nresult_format = "BASIC"',
             "result_format is not to be set",
         ),
@@ -108,6 +122,17 @@ def test_a_file_that_is_named_must_exist(tmp_path: Path, docs: Path) -> None:
     propose(tmp_path, good_rows())
     with pytest.raises(SuiteError, match=r"own\.toml does not exist"):
         ask(tmp_path, docs, settings=SETTINGS.model_copy(update={"suites": Path("own.toml")}))
+
+
+def test_a_file_that_cannot_be_read_is_said_to_be(tmp_path: Path) -> None:
+    file = tmp_path / "suites.toml"
+    file.write_bytes(b"# na\xefve")
+    with pytest.raises(SuiteError, match="cannot be read: 'utf-8'"):
+        read_suites(file, required=False)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(SuiteError, match="cannot be read"):
+        read_suites(file, required=False)
 
 
 def test_what_great_expectations_cannot_do_breaks_the_gate(tmp_path: Path, docs: Path) -> None:
