@@ -1,7 +1,9 @@
 """`everloop log`: what is on the event log, as JSON. For operators: it shows what users wrote."""
 
+import contextlib
 import datetime
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,10 +93,9 @@ def _print(records: "list[Record]", as_json: bool) -> None:
 
 def _seconds(text: str) -> float:
     """Unix seconds of a time as people write it; local where it names no zone."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
+    with contextlib.suppress(ValueError):
+        if math.isfinite(seconds := float(text)):
+            return seconds
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except ValueError as error:

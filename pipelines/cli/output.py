@@ -26,6 +26,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_CONFIG = Path("everloop.toml")
 
 PACKAGES = ("serving", "ingest", "trainer", "evaluation", "promotion", "pipelines")
+_READERS = ("_internal", "_duckdb", "pyarrow")
+"""Where errors of delta-rs, DuckDB and Arrow say they are from."""
 
 
 def print_json(value: Any) -> None:
@@ -50,8 +52,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def when(seconds: float | None) -> str:
-    """A time as people read it: local, to the second."""
-    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    """A time as people read it: local, to the second; the number where no calendar has it."""
+    try:
+        return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return str(seconds)
 
 
 def sentence(error: Exception) -> str | None:
@@ -60,4 +65,7 @@ def sentence(error: Exception) -> str | None:
         return f"{error.name} is not installed here: install everloop[control,engine,trainer]"
     if type(error).__module__.split(".")[0] in PACKAGES:
         return str(error)
+    if type(error).__module__.split(".")[0] in _READERS:
+        first = str(error).strip().split("\n")[0]
+        return f"a file of the lake or of a dataset cannot be read, see docs/lake.md: {first}"
     return None
