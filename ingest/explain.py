@@ -125,7 +125,9 @@ def _turn(lake: LakePlace, turn_id: str, sample: int) -> dict[str, Any]:
     columns = ["turn_id", "sample", "policy", "session_id", "answer_hash", "finished_at"]
     samples = read(lake, TURNS).to_table(columns=columns, filter=pc.field("turn_id") == turn_id).to_pylist()
     if not samples:
-        raise UnknownTurn(f"there is no turn {turn_id} in the lake: it may be on the log still, or forgotten")
+        raise UnknownTurn(
+            f"there is no turn {turn_id} in the lake: `everloop trace {turn_id}` says whether it was erased"
+        )
     for row in samples:
         if row["sample"] == sample:
             return row

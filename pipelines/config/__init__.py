@@ -94,9 +94,9 @@ class LakeConfig(LakeSettings):
 
     path: str = Field(
         default="lake",
-        description="A folder, below the home folder, or the URL of an object store, `s3://bucket/prefix`. Its "
-        "credentials come from the environment, as its own tools have them (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, "
-        "…): see [the lake in an object store](lake.md).",
+        description="A folder, from the home folder on where it is no absolute path, or the URL of an object store, "
+        "`s3://bucket/prefix`. Its credentials come from the environment, as its own tools have them "
+        "(`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …): see [the lake in an object store](lake.md).",
     )
 
     @field_validator("path")
