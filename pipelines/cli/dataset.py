@@ -180,7 +180,7 @@ def rows(
     columns = ["turn", "sample", "revision", "reward", "weight", "prompt", "output", "versions", "finish", "language"]
     columns += ["key", "segment", "ended"]
     lines = (
-        (*(", ".join(v) if isinstance(v, list) else v for v in list(row.values())[:12]), when(row["finished_at"]))
+        (*(", ".join(v) if isinstance(v, tuple) else v for v in list(row.values())[:12]), when(row["finished_at"]))
         for row in found
     )
     print_table(columns, lines)
