@@ -26,6 +26,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_CONFIG = Path("everloop.toml")
 
 PACKAGES = ("serving", "ingest", "trainer", "evaluation", "promotion", "pipelines")
+_FEW = 4
+"""Columns that always stand beside each other."""
 _READERS = ("_internal", "_duckdb", "pyarrow")
 """Where errors of delta-rs, DuckDB and Arrow say they are from."""
 
@@ -36,19 +38,35 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table on standard output; where that is no terminal, as wide as its content."""
+    """A table on standard output; where that is no terminal, as wide as its content.
+
+    On a terminal that is too narrow for its words, the ids among them, many columns become a block of lines a row.
+    """
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
     # Text, for in a plain string rich would take `[gateway]` for markup and leave it out.
+    cells = [[Text("" if cell is None else str(cell)) for cell in row] for row in rows]
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    for row in cells:
+        table.add_row(*row)
     console = Console() if sys.stdout.isatty() else Console(width=1 << 16)
-    console.print(table)
+    unbounded = console.options.update(max_width=1 << 16)
+    if len(columns) > _FEW and Measurement.get(console, unbounded, table).minimum > console.width:
+        for row in cells:
+            block = Table(box=None, pad_edge=False, show_header=False)
+            block.add_column(style="bold", no_wrap=True)
+            block.add_column(overflow="fold")
+            for column, cell in zip(columns, row, strict=True):
+                block.add_row(column, cell)
+            console.print(block)
+            console.print()
+    else:
+        console.print(table)
 
 
 def when(seconds: float | None) -> str:

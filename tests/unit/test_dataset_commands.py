@@ -114,6 +114,7 @@ def test_rows_are_shown_with_their_texts_as_long_as_the_lake_has_them(folder: Pa
     assert (row["reward"], row["prompt_tokens"], row["output_tokens"], row["versions"]) == (0.75, 2, 2, ["base"])
     assert (row["said"], row["answered"]) == ("What rhymes with [bold]?", "b is what I think that you mean.")
     assert "What rhymes with [bold]?" in call(folder, "rows", "d1", "--text").stdout
+    assert "(" not in call(folder, "rows", "d1").stdout, "versions are names, not as Python has them"
     DeltaTable(folder / "here" / "lake" / "turns").delete("turn_id = 'b'")
     (row,) = told(folder, "rows", "d1", "--turn", "b", "--text")
     assert (row["said"], row["answered"]) == (None, None)

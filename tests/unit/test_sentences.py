@@ -1,4 +1,4 @@
-"""What a command says of files that were damaged, and of times that no calendar has."""
+"""What a command says of files that were damaged and of times that no calendar has, and on a narrow terminal."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.cli.output import sentence, when
+from pipelines.cli.output import print_table, sentence, when
 from tests.lakes import land, turn
 
 
@@ -52,3 +52,17 @@ def test_a_time_that_no_calendar_has_is_its_number(seconds: float) -> None:
 def test_what_is_no_time_is_refused(time: str) -> None:
     done = CliRunner().invoke(app, ["log", "seek", "--time", time])
     assert (done.exit_code, f'"{time}" is no time' in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("width", "lines"), [(80, 14), (200, 3)])
+def test_on_a_narrow_terminal_a_wide_table_is_a_block_a_row_and_ids_stay_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, lines: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    ids = [f"chatcmpl-{letter * 32}" for letter in "abc"]
+    print_table(("turn", "child", "parent", "reward", "weight", "versions"), [(*ids, 1, None, "base")] * 2)
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == lines
+    assert all(printed.count(name) == 2 for name in ids), printed
