@@ -29,9 +29,9 @@ from ingest.watermarks import Mark, Marks
 logger = logging.getLogger(__name__)
 
 _POLL_MS = 500
-_FETCH_WAIT_MS = 10
-"""A pass ends where the topic ended, so nothing that is asked for is still to come. A broker that waits on a partition
-which was read to its end (500 ms by default) holds up the others: one request at a time is under way."""
+_FETCH_WAIT_MS = 50
+"""How long the broker may wait on partitions without news. A consumer has one request under way, so that those hold up
+the others: by default for 500 ms."""
 _SESSION_MS = 10_000
 """A lander that says nothing for so long is given up for dead, and the others get its partitions."""
 _BATCH_MS = 120_000
@@ -132,6 +132,7 @@ class KafkaLog:
             for messages in () if moved else polled.values():  # from where it stood before: they come again
                 for message in messages:
                     mine.take(message)
+            mine.rest(ends)
             if mine.full():
                 yield mine.give({})
                 heard = time.monotonic()  # the broker has said nothing while it landed: nobody asked
@@ -211,6 +212,7 @@ class _Mine(ConsumerRebalanceListener):
             return False
         self.moved = False
         partitions = list(self._consumer.assignment())
+        self._consumer.resume(*partitions)
         begins, ends = self._consumer.beginning_offsets(partitions), self._consumer.end_offsets(partitions)
         for partition in partitions:
             number, at, waits = partition.partition, *self._committed(partition)
@@ -255,6 +257,14 @@ class _Mine(ConsumerRebalanceListener):
         """Whether all that is to be read of them was."""
         mine = ((partition.partition, ends.get(partition, 0)) for partition in self._consumer.assignment())
         return self.joined and not self.moved and all(self._next[number] >= end for number, end in mine)
+
+    def rest(self, ends: dict[TopicPartition, int]) -> None:
+        """Asks no more of partitions of which all that is to be read was."""
+        if self.joined and not self.moved:
+            read = {p for p in self._consumer.assignment() if self._next[p.partition] >= ends.get(p, 0)}
+            if read - self._resting:
+                self._consumer.pause(*read)
+                self._resting |= read
 
     def complete(self) -> list[int]:
         """Partitions of which nothing waits."""
@@ -342,3 +352,5 @@ class _Mine(ConsumerRebalanceListener):
         self._held: dict[int, tuple[int, float]] = {}
         """Partition → the first offset that is to be read again, and when that record came to the topic."""
         self._headless: set[int] = set()
+        self._resting: set[TopicPartition] = set()
+        """Of which nothing more is asked."""

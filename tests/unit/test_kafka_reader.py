@@ -28,6 +28,7 @@ class Consumer:
         """When the broker got its records, by its own clock."""
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         self.refuses = False
+        self.paused: set[TopicPartition] = set()
 
     def assignment(self) -> set[TopicPartition]:
         return {ZERO}
@@ -56,6 +57,12 @@ class Consumer:
     def seek(self, partition: TopicPartition, offset: int) -> None:
         pass
 
+    def pause(self, *partitions: TopicPartition) -> None:
+        self.paused |= {*partitions}
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self.paused -= {*partitions}
+
 
 def mine(consumer: Consumer, have: int = 0, lost_after: float = 3600.0) -> _Mine:
     """Right after its partitions were assigned."""
@@ -63,6 +70,22 @@ def mine(consumer: Consumer, have: int = 0, lost_after: float = 3600.0) -> _Mine
     found.on_partitions_assigned([ZERO])
     assert found.begin()
     return found
+
+
+def test_nothing_more_is_asked_of_a_partition_that_was_read_to_its_end_until_it_is_assigned_anew() -> None:
+    consumer = Consumer(end=2)
+    reader = mine(consumer)
+    reader.take(event(0, 1))
+    reader.rest({ZERO: 2})
+    assert consumer.paused == set()
+    reader.take(event(1, 2))
+    reader.rest({ZERO: 2})
+    assert consumer.paused == {ZERO}
+    reader.on_partitions_revoked([ZERO])
+    reader.rest({ZERO: 2})  # while nobody knows whose it is
+    reader.on_partitions_assigned([ZERO])
+    assert reader.begin()
+    assert consumer.paused == set(), "from the committed offset, where it stood before"
 
 
 def landed(reader: _Mine) -> None:

@@ -40,6 +40,12 @@ class Consumer:
     def seek(self, partition, offset: int) -> None:
         self._position = offset
 
+    def pause(self, *partitions) -> None:
+        pass
+
+    def resume(self, *partitions) -> None:
+        pass
+
     def partitions_for_topic(self, topic):
         return {0}
 
